@@ -154,12 +154,26 @@ def cut(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
     return change
 
 
+def whole(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[FIRST + name] = tensors[FIRST + name].to(torch.int32)
+
+    return change
+
+
+def turned(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[FIRST + name] = tensors[FIRST + name].t().contiguous()
+
+    return change
+
+
 #: Format, what is changed, and what the refusal says.
 DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None], str]] = {
     "no-scales": ("fp8-blocks", without("weight_scale_inv"), "without a scale"),
     "too-few-blocks": ("fp8-blocks", cut("weight_scale_inv"), "scales, not [1, 3]"),
     "no-scale": ("modelopt", without("weight_scale"), "without a scale"),
-    "channels": ("compressed-dynamic", cut("weight_scale"), "scales, not [63, 1]"),
+    "channels": ("compressed-dynamic", cut("weight_scale"), "are [63, 1], expected [64, 1]"),
     "int8-without-scales": ("compressed-int8", without("weight_scale"), "weight_scale"),
     "packs": ("compressed-packed", cut("weight_packed"), "words, not [63, 24]"),
     "packs-without-shape": ("compressed-packed", without("weight_shape"), "weight_shape is missing"),
@@ -170,6 +184,16 @@ DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None], str]] =
     "scb": ("bitsandbytes-8", without("SCB"), "its scales are missing"),
     "biases": ("mlx-4", without("biases"), "biases is missing"),
     "groups": ("mlx-4", cut("scales"), "64 outputs have [63, 3] scales"),
+    "zero-points": ("awq", without("qzeros"), "qzeros is missing"),
+    "zero-points-of-gptq": ("gptq-3", without("qzeros"), "qzeros is missing"),
+    "zero-points-of-packs": ("packed-4-zeros", without("weight_zero_point"), "zero_point is missing"),
+    "order": ("gptq-act-order", without("g_idx"), "g_idx is missing"),
+    "order-of-packs": ("packed-4-act-order", without("weight_g_idx"), "weight_g_idx is missing"),
+    "whole-scale": ("nvfp4-compressed", without("weight_global_scale"), "global_scale is missing"),
+    "whole-scales": ("gptq", whole("scales"), "its scales are torch.int32, expected floats"),
+    "whole-biases": ("mlx-4", whole("biases"), "its biases are torch.int32, expected floats"),
+    "turned-scales": ("compressed-int8-groups", turned("weight_scale"), "are [3, 64], expected [64, 3]"),
+    "shape": ("modelopt", cut("weight"), "which is [63, 96] and not [64, 96]"),
 }
 
 

@@ -379,6 +379,9 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
 def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | None:
     """`_reason_against` for AWQ, GPTQ and AutoRound."""
     bits = settings.get("bits", settings.get("w_bit", 4))
+    size = settings.get("group_size", settings.get("q_group_size", 128))
+    if type(size) is not int or size < -1 or size == 0:
+        return f"its group_size is {size!r:.40}, expected a number of inputs, or -1 for all"
     packing = str(settings.get("packing_format", ""))
     is_awq = method == "awq" or "awq" in packing
     if bits not in ((4,) if is_awq else _GPTQ_BITS):
@@ -410,6 +413,9 @@ def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:
     if not parts:
         return "it has no config_groups, which say what is stored how"
     for part in parts:
+        targets = part.get("targets", [])
+        if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
+            return f"the targets of a group are {targets!r:.60}, expected names of layers"
         reason = _reason_against_scheme(part, str(part.get("format") or settings.get("format")))
         if reason is not None:
             return reason

@@ -154,6 +154,7 @@ class Pretrained:
                 # Weights that stay as they are go to the device one by one, after all.
                 "device_map": None if device.type == "cpu" or keeps is not None else {"": device},
                 "output_loading_info": True,
+                "ignore_mismatched_sizes": True,  # they are in the report, and refused with their names
             }
             try:
                 if stored is not None:
@@ -296,7 +297,7 @@ class Pretrained:
         Further tensors of a file are those of parts that aren't served, such as layers that guess tokens.
         """
         missing = sorted(report.get("missing_keys") or ())
-        mismatched = sorted(str(key) for key in report.get("mismatched_keys") or ())
+        mismatched = sorted(_mismatch(key) for key in report.get("mismatched_keys") or ())
         if missing or mismatched:
             absent = [*missing, *mismatched]
             raise ModelLoadError(
@@ -316,6 +317,14 @@ class Pretrained:
                 f"no layer reads (first: {scales[0]}): scales of a quantised form, without which its answers "
                 "would be wrong. Give the model's folder in bfloat16 or float16, or a GGUF file of it."
             )
+
+
+def _mismatch(key: Any) -> str:
+    """A tensor of another shape than its model's in transformers' report, in words."""
+    if not isinstance(key, tuple) or len(key) != 3:
+        return str(key)
+    name, found, expected = key
+    return f"{name}, which is {list(found)} and not {list(expected)}"
 
 
 def _has_causal_class(hf_config: Any) -> bool:

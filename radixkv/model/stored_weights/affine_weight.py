@@ -14,7 +14,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, groups_of, take_rows
+from radixkv.model.stored_weights.stored_weight import (
+    ScaleGroupCut,
+    StoredWeight,
+    check_floats,
+    groups_of,
+    take_rows,
+)
 
 
 class AffineWeight(StoredWeight):
@@ -41,6 +47,8 @@ class AffineWeight(StoredWeight):
             )
         if not scales.shape[1] or self.in_features % scales.shape[1]:
             raise ValueError(f"{self.in_features} inputs are no {scales.shape[1]} groups of one size")
+        check_floats(scales, "scales")
+        check_floats(biases, "biases")
         self.codes, self.scales, self.biases, self.bits = codes, scales, biases, bits
         self.group_size = self.in_features // scales.shape[1]
 

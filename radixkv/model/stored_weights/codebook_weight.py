@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, groups_of
+from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, check_floats, groups_of
 
 
 class CodebookWeight(StoredWeight):
@@ -54,6 +54,8 @@ class CodebookWeight(StoredWeight):
                 f"{count} numbers in blocks of {block_size} have {list(scales.shape)} scales and a table of "
                 f"{list(table.shape)}"
             )
+        check_floats(scales, "scales")
+        check_floats(table, "numbers of the table")
         self.codes, self.scales, self.table, self.block_size = codes, scales, table, block_size
 
     @property

@@ -17,7 +17,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, groups_of, take_rows
+from radixkv.model.stored_weights.stored_weight import (
+    ScaleGroupCut,
+    StoredWeight,
+    check_floats,
+    groups_of,
+    take_rows,
+)
 
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1 = torch.tensor([*_NUMBERS, *(-number for number in _NUMBERS)])
@@ -55,6 +61,8 @@ class Fp4Weight(StoredWeight):
             )
         if factor is not None and factor.numel() != 1:
             raise ValueError(f"it has {list(factor.shape)} scales of the whole weight, expected one")
+        if factor is not None:
+            check_floats(factor, "scales of the whole weight")
         self.codes, self.scales = codes, scales
         self.factor = None if factor is None else factor.reshape(()).to(torch.float32)
         self.divides = divides

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from radixkv.model.stored_weights.packed_codes import PackedCodes
-from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, groups_of, take_rows
+from radixkv.model.stored_weights.stored_weight import (
+    ScaleGroupCut,
+    StoredWeight,
+    check_floats,
+    check_whole,
+    groups_of,
+    take_rows,
+)
 
 
 class GroupWeight(StoredWeight):
@@ -53,6 +60,10 @@ class GroupWeight(StoredWeight):
             self.in_features and not 0 <= int(group_of.min()) <= int(group_of.max()) < groups
         ):
             raise ValueError(f"its inputs name groups beyond {groups}, or are not {self.in_features}")
+        check_floats(scales, "scales")
+        for each, what in ((zeros, "zero points"), (group_of, "inputs' groups")):
+            if each is not None:
+                check_whole(each, what)
         self.codes, self.scales, self.zeros, self.group_of = codes, scales, zeros, group_of
 
     @property

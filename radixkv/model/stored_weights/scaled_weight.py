@@ -15,7 +15,14 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from radixkv.model.stored_weights.stored_weight import ScaleGroupCut, StoredWeight, groups_of, take_rows
+from radixkv.model.stored_weights.stored_weight import (
+    ScaleGroupCut,
+    StoredWeight,
+    check_floats,
+    check_whole,
+    groups_of,
+    take_rows,
+)
 
 
 class ScaledWeight(StoredWeight):
@@ -49,6 +56,9 @@ class ScaledWeight(StoredWeight):
             )
         if zeros is not None and zeros.shape != scales.shape:
             raise ValueError(f"{list(scales.shape)} scales have {list(zeros.shape)} zero points")
+        check_floats(scales, "scales", torch.float8_e8m0fnu)
+        if zeros is not None:
+            check_whole(zeros, "zero points")
         self.codes, self.scales, self.block, self.zeros = codes, scales, block, zeros
 
     @property

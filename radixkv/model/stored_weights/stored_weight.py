@@ -133,6 +133,30 @@ class StackedWeights:
         return out
 
 
+def check_floats(tensor: Tensor, what: str, *more: torch.dtype) -> None:
+    """Refuse what stands for scales and is no floats of 16 bits or more.
+
+    Args:
+        what: they are, for messages.
+        more: dtypes that will do, too.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if not (tensor.is_floating_point() and tensor.dtype.itemsize > 1) and tensor.dtype not in more:
+        raise ValueError(f"its {what} are {tensor.dtype}, expected floats")
+
+
+def check_whole(tensor: Tensor, what: str) -> None:
+    """Refuse what stands for whole numbers and is none.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    if tensor.is_floating_point() or tensor.dtype == torch.bool:
+        raise ValueError(f"its {what} are {tensor.dtype}, expected whole numbers")
+
+
 def take_rows(tensor: Tensor, spans: Sequence[range]) -> Tensor:
     """Rows of a tensor, one span after the other; a view where it is one span."""
     parts = [tensor[span.start : span.stop] for span in spans]

@@ -20,6 +20,7 @@ from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damag
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.stored_weights.codebook_weight import CodebookWeight
 from radixkv.model.stored_weights.scaled_weight import Int8Weight
+from radixkv.model.stored_weights.stored_weight import check_floats
 
 _STATE = ".quant_state.bitsandbytes__"
 _PARTS = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
@@ -55,6 +56,7 @@ def _of_8_bits(tensors: MappedTensors, stem: str) -> Int8Weight:
     form = tensors.get(f"{stem}weight_format")
     if form is not None and int(form) != _BY_ROWS:
         raise ValueError(f"its numbers are in the order of an old GPU (weight_format {int(form)})")
+    check_floats(scales, "scales")
     if codes.dtype != torch.int8 or scales.shape != codes.shape[:1]:
         raise ValueError(f"{list(codes.shape)} of {codes.dtype} have {list(scales.shape)} scales")
     return Int8Weight(codes, (scales.float() / 127)[:, None], (1, codes.shape[1]))
@@ -70,10 +72,13 @@ def _of_4_bits(tensors: MappedTensors, name: str, state_name: str) -> CodebookWe
         scales = tensors[f"{name}.absmax"]
         if "nested_blocksize" in state:
             scales = _nested(tensors, name, scales, state)
+        table = tensors[f"{name}.quant_map"]
+        check_floats(scales, "scales")
+        check_floats(table, "numbers of the table")
         return CodebookWeight(
             codes.view(torch.uint8).flatten(),
             scales.float().flatten(),
-            tensors[f"{name}.quant_map"].float(),
+            table.float(),
             int(shape[0]),
             int(shape[1]),
             int(state["blocksize"]),
@@ -83,7 +88,9 @@ def _of_4_bits(tensors: MappedTensors, name: str, state_name: str) -> CodebookWe
 def _nested(tensors: MappedTensors, name: str, codes: Tensor, state: Mapping[str, Any]) -> Tensor:
     """Scales of codes of 8 bits, whose own scales are of blocks of codes."""
     size = int(state["nested_blocksize"])
-    table, own = tensors[f"{name}.nested_quant_map"].float(), tensors[f"{name}.nested_absmax"].float()
+    table, own = tensors[f"{name}.nested_quant_map"], tensors[f"{name}.nested_absmax"]
+    for each in (table, own):
+        check_floats(each, "scales of scales")
     if codes.dtype != torch.uint8 or table.shape != (256,) or len(own) != -(-codes.numel() // size):
         raise ValueError(f"{codes.numel()} scales in blocks of {size} have {len(own)} scales themselves")
     scales = table[codes.flatten().int()] * own.repeat_interleave(size)[: codes.numel()]

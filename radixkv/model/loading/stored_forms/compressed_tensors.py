@@ -21,13 +21,16 @@ from torch import Tensor
 
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
+from radixkv.model.loading.stored_forms.scale_grids import as_grid
 from radixkv.model.stored_weights.fp4_weight import Fp4Weight
 from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.packed_codes import PackedCodes
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight
-from radixkv.model.stored_weights.stored_weight import StoredWeight
+from radixkv.model.stored_weights.stored_weight import StoredWeight, check_whole
 
 _PACKED = "weight_packed"
+#: Activation orders whose weights name the group of each input.
+_ORDERS = ("group", "dynamic")
 
 
 def read_compressed_tensors(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -91,19 +94,13 @@ def _weight(parts: dict[str, Tensor], scheme: Mapping[str, Any], inputs: Tensor 
     codes = parts["weight"]
     if codes.ndim != 2:
         raise ValueError(f"it has {codes.ndim} dimensions")
-    scales = parts["weight_scale"]
-    zeros = parts.get("weight_zero_point")
+    zeros = _zeros(parts, scheme)
     block = _block((codes.shape[0], codes.shape[1]), scheme)
     grid = [-(-size // each) for size, each in zip(codes.shape, block, strict=True)]
-    if scales.numel() != grid[0] * grid[1]:
-        raise ValueError(
-            f"{list(codes.shape)} numbers in blocks of {list(block)} ({scheme.get('strategy')}) need {grid} "
-            f"scales, not {list(scales.shape)}"
-        )
-    scales = scales.reshape(grid)
+    scales = as_grid(parts["weight_scale"], grid, f"scales ({scheme.get('strategy')})")
     if is_float:
         return Fp8Weight(codes, scales, block, input_scale=inputs if _is_number(inputs) else None)
-    return Int8Weight(codes, scales, block, None if zeros is None else zeros.reshape(grid))
+    return Int8Weight(codes, scales, block, None if zeros is None else as_grid(zeros, grid, "zero points"))
 
 
 def _grouped(parts: Mapping[str, Tensor], scheme: Mapping[str, Any]) -> GroupWeight:
@@ -118,13 +115,14 @@ def _grouped(parts: Mapping[str, Tensor], scheme: Mapping[str, Any]) -> GroupWei
         )
     height, width = _block((rows, columns), scheme)
     grid = [-(-rows // height), -(-columns // width)]
-    if scales.numel() != grid[0] * grid[1]:
-        raise ValueError(f"{scheme.get('strategy')} scales are {grid}, not {list(scales.shape)}")
-    zeros = parts.get("weight_zero_point")
+    scales = as_grid(scales, grid, f"scales ({scheme.get('strategy')})")
+    zeros = _zeros(parts, scheme)
     if zeros is not None:
         zeros = _unpacked_zeros(zeros, bits, grid).repeat_interleave(height, 0)[:rows]
-    scales = scales.reshape(grid).repeat_interleave(height, 0)[:rows] if height > 1 else scales.reshape(grid)
+    scales = scales.repeat_interleave(height, 0)[:rows] if height > 1 else scales
     group_of = parts.get("weight_g_idx")
+    if group_of is None and scheme.get("actorder") in _ORDERS:
+        raise KeyError("weight_g_idx")
     if group_of is not None and (group_of.lt(0).any() or torch.equal(group_of, group_of.sort().values)):
         group_of = None
     return GroupWeight(
@@ -139,7 +137,8 @@ def _fp4(parts: Mapping[str, Tensor]) -> Fp4Weight:
     scales = parts["weight_scale"]
     if scales.dtype == torch.uint8:
         scales = scales.view(torch.float8_e8m0fnu)
-    whole = parts.get("weight_global_scale")
+    # MXFP4 has none.
+    whole = parts["weight_global_scale"] if scales.dtype == torch.float8_e4m3fn else None
     return Fp4Weight(parts[_PACKED], scales, whole, divides=True)
 
 
@@ -170,6 +169,14 @@ def _block(shape: tuple[int, int], scheme: Mapping[str, Any]) -> tuple[int, int]
 def _unpacked_zeros(zeros: Tensor, bits: int, grid: list[int]) -> Tensor:
     """Zero points of unsigned codes: packed along the outputs as these are, or signed and one by one."""
     if zeros.dtype != torch.int32 or zeros.numel() == grid[0] * grid[1]:
-        return zeros.reshape(grid).long() + (1 << (bits - 1))
+        check_whole(zeros, "zero points")
+        return as_grid(zeros, grid, "zero points").long() + (1 << (bits - 1))
     words = PackedCodes(zeros.t().contiguous(), bits, "rows", grid[0])
     return words.rows(range(words.out_features)).t()
+
+
+def _zeros(parts: Mapping[str, Tensor], scheme: Mapping[str, Any]) -> Tensor | None:
+    """Zero points as they are stored, which a scheme without symmetry must have."""
+    if scheme.get("symmetric", True):
+        return parts.get("weight_zero_point")
+    return parts["weight_zero_point"]

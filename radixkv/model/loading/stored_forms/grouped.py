@@ -10,7 +10,7 @@ GPTQ's first version stores zero points less one (`checkpoint_format` is not `gp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damag
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.packed_codes import PackedCodes
+from radixkv.model.stored_weights.stored_weight import check_whole
 
 #: What GPTQ's first version subtracts from words of zero points: one from each code, with its borrow.
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
@@ -34,7 +35,8 @@ def read_awq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeight
         ModelLoadError: a weight without its scales, or one that does not fit.
     """
     size = int(settings.get("group_size", settings.get("q_group_size", 128)))
-    return _read(tensors, int(settings.get("bits", settings.get("w_bit", 4))), size, _awq)
+    needed = ["scales"] if settings.get("zero_point") is False else ["scales", "qzeros"]
+    return _read(tensors, int(settings.get("bits", settings.get("w_bit", 4))), size, needed, _awq)
 
 
 def read_gptq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -45,7 +47,11 @@ def read_gptq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeigh
     """
     is_second = str(settings.get("checkpoint_format", "gptq")) == "gptq_v2"
     make = _gptq_second if is_second else _gptq_first
-    return _read(tensors, int(settings.get("bits", 4)), int(settings.get("group_size", 128)), make)
+    size = int(settings.get("group_size", 128))
+    needed = ["scales"] if settings.get("sym") is True else ["scales", "qzeros"]
+    if settings.get("desc_act") is True and size > 0:
+        needed.append("g_idx")
+    return _read(tensors, int(settings.get("bits", 4)), size, needed, make)
 
 
 def read_auto_round(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -58,7 +64,9 @@ def read_auto_round(tensors: MappedTensors, settings: Mapping[str, Any]) -> Foun
     return read_awq(tensors, settings) if "awq" in packing else read_gptq(tensors, settings)
 
 
-def _read(tensors: MappedTensors, bits: int, group_size: int, make: Any) -> FoundWeights:
+def _read(
+    tensors: MappedTensors, bits: int, group_size: int, needed: Sequence[str], make: Any
+) -> FoundWeights:
     found = FoundWeights()
     for name in tensors:
         stem, _, leaf = name.rpartition(".")
@@ -66,8 +74,9 @@ def _read(tensors: MappedTensors, bits: int, group_size: int, make: Any) -> Foun
             continue
         with damage_named(f"{stem}.weight"):
             own = {each: tensors[f"{stem}.{each}"] for each in _LEAVES if f"{stem}.{each}" in tensors}
-            if "scales" not in own:
-                raise KeyError(f"{stem}.scales")
+            for each in needed:
+                if each not in own or not own[each].numel():
+                    raise KeyError(f"{stem}.{each}")
             weight = make(own, bits)
             if group_size > 0 and weight.scales.shape[1] != -(-weight.in_features // group_size):
                 raise ValueError(
@@ -110,6 +119,7 @@ def _gptq(own: Mapping[str, Tensor], bits: int, *, is_first: bool) -> GroupWeigh
     if group_of is not None and not group_of.numel():
         group_of = None
     if group_of is not None:
+        check_whole(group_of, "inputs' groups")
         size = max(1, codes.in_features // max(1, scales.shape[1]))
         in_order = torch.arange(codes.in_features) // size
         group_of = group_of.long()
@@ -120,6 +130,8 @@ def _gptq(own: Mapping[str, Tensor], bits: int, *, is_first: bool) -> GroupWeigh
 
 def _gptq_zeros(words: Tensor, bits: int, outputs: int, *, is_first: bool) -> Tensor:
     """Zero points [out, groups]."""
+    if words.dtype != torch.int32:
+        raise ValueError(f"its zero points are {words.dtype}, expected torch.int32")
     if is_first and bits in _ONES:
         words = ((words.long() + _ONES[bits]) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
     packed = PackedCodes(words, bits, "rows", outputs)

@@ -38,3 +38,15 @@ def grid_of(
     if block is None or scale.ndim != 2:
         raise ValueError(f"{rows} x {columns} numbers have scales of the shape {list(scale.shape)}")
     return scale, block
+
+
+def as_grid(values: Tensor, grid: list[int], what: str) -> Tensor:
+    """Scales or zero points in the shape of their grid; one column may come without its dimension.
+
+    Raises:
+        ValueError: they have another shape.
+    """
+    flat = values.ndim == 1 and grid[1] == 1 and len(values) == grid[0]
+    if list(values.shape) != grid and not flat and not values.numel() == grid[0] * grid[1] == 1:
+        raise ValueError(f"its {what} are {list(values.shape)}, expected {grid}")
+    return values.reshape(grid)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
+from radixkv.model.loading.stored_forms.scale_grids import as_grid
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight
 from radixkv.model.stored_weights.stored_weight import StoredWeight
 
@@ -40,6 +41,9 @@ def read_torchao(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWe
             if kind not in _KINDS:
                 raise damaged(name, f"it is a {kind} of torchao, expected one of {', '.join(_KINDS)}")
             parts = _parts(tensors, name)
+            for part in entry.get("_tensor_data_names") or ():
+                if part not in parts:
+                    raise KeyError(part)
             found.weights[name] = _weight(
                 kind, {part: tensors[parts[part]] for part in parts}, entry["_data"]
             )
@@ -68,9 +72,11 @@ def _weight(kind: str, parts: Mapping[str, Tensor], data: Mapping[str, Any]) -> 
     size = data["block_size"]
     block = (max(1, min(int(size[0]), codes.shape[0])), max(1, min(int(size[1]), codes.shape[1])))
     grid = [-(-codes.shape[0] // block[0]), -(-codes.shape[1] // block[1])]
-    scales = scales.reshape(grid)
+    scales = as_grid(scales, grid, "scales")
     if kind == "Float8Tensor":
         return Fp8Weight(codes, scales, block)
-    if zeros is not None and not zeros.count_nonzero():
-        zeros = None
-    return Int8Weight(codes, scales, block, None if zeros is None else zeros.reshape(grid))
+    if zeros is not None:
+        zeros = as_grid(zeros, grid, "zero points")
+        if not zeros.count_nonzero():
+            zeros = None
+    return Int8Weight(codes, scales, block, zeros)
