@@ -19,7 +19,7 @@ def grid_of(
 
     Args:
         codes: [out, in].
-        scale: a number, [out], [out, 1] or a grid; bytes are exponents of two.
+        scale: a number, [out], [out, 1] or a grid; bytes of blocks are exponents of two.
         block: height and width of blocks, as the configuration has them; None: it has none.
         only: nothing but these blocks will do.
 
@@ -27,7 +27,7 @@ def grid_of(
         ValueError: it is none of these.
     """
     rows, columns = codes.shape
-    if scale.dtype == torch.uint8:
+    if only and scale.dtype == torch.uint8:
         scale = scale.view(_EXPONENTS)
     if scale.ndim == 4 and scale.shape[1] == scale.shape[3] == 1:  # as ModelOpt keeps blocks
         scale = scale[:, 0, :, 0]
