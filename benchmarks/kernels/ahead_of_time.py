@@ -109,6 +109,7 @@ class Configuration:
     window: bool = False
     softcap: bool = False
     sinks: bool = False
+    ahead: bool = False
     deterministic: bool = False
     value_size: int = 0
     value_in_key: bool = False
@@ -187,6 +188,9 @@ CONFIGURATIONS = [
     *_both("32:8 d128 window", (32, 8), 128, window=True),
     *_both("64:8 d64 window, sinks", (64, 8), 64, window=True, sinks=True),
     *_both("16:8 d256 window, softcap", (16, 8), 256, window=True, softcap=True),
+    # Images whose tokens see each other: Gemma 3.
+    *_both("16:8 d256 window, ahead", (16, 8), 256, window=True, ahead=True),
+    *_both("16:8 d256 ahead", (16, 8), 256, ahead=True),
     *_both("32:8 d128 block 256", (32, 8), 128, block_size=256),
     # Deterministic mode has long tiles alone.
     Configuration("32:8 d128 deterministic, long", (32, 8), 128, "long", deterministic=True),
@@ -217,6 +221,7 @@ TESTED = (
     "32:8 d128",
     "9:3 d64",
     "16:8 d256 window, softcap",
+    "16:8 d256 window, ahead",
     "64:8 d64 window, sinks",
     "32:8 d128 fp8 e4m3 KV",
     "32:8 d128 deterministic",
@@ -276,6 +281,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "SINKS": c.sinks,
         "QUANTIZED": c.kv_dtype is not None,
         "BY_SEGMENT": c.deterministic,
+        "AHEAD": c.ahead,
     }
     aligned = [name for name, kind in types.items() if kind[0] == "*"]
     aligned += ["query_token_stride", "query_head_stride", "num_slots"]

@@ -9,7 +9,7 @@
 Triton and numba load only when a backend that needs them is made.
 """
 
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan
+from radixkv_kernels.interface import Ahead, AttentionBackend, AttentionPlan
 from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
 from radixkv_kernels.kv_groups import GroupedKV, KVGroup, KVLayout, make_kv
 from radixkv_kernels.norm_rotary import Norm, Rotation
@@ -18,6 +18,7 @@ from radixkv_kernels.registry import BACKENDS, make_backend
 
 __all__ = [
     "BACKENDS",
+    "Ahead",
     "AttentionBackend",
     "AttentionPlan",
     "Bytes",

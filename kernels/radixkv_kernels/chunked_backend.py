@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables
+from radixkv_kernels.interface import Ahead, AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_cache import PagedKV
 
 
@@ -64,8 +64,13 @@ class ChunkedBackend(AttentionBackend):
         self._inner, self._chunk = inner, chunk
 
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> AttentionPlan:
+        assert ahead is None, "no family has both chunks and tokens that see each other"
         size = self.config.spec.block_size
         tables = [np.asarray(table, np.int32) for table in block_tables]
         lengths = np.asarray(context_lengths)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BlockTables
+from radixkv_kernels.interface import Ahead, AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_groups import KVLayout
 from radixkv_kernels.norm_rotary import Rotation
 
@@ -27,10 +27,11 @@ class GroupedPlan(AttentionPlan):
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
         tables: Sequence[BlockTables],
+        ahead: Ahead | None = None,
     ) -> None:
-        super().__init__(backends[0].config, query_starts, context_lengths, tables[0])
+        super().__init__(backends[0].config, query_starts, context_lengths, tables[0], ahead)
         self.plans = [
-            backend.plan(query_starts, context_lengths, own)
+            backend.plan(query_starts, context_lengths, own, ahead)
             for backend, own in zip(backends, tables, strict=True)
         ]
 
@@ -56,9 +57,13 @@ class GroupedBackend(AttentionBackend):
         return max(backend.scratch_bytes for backend in self.backends)
 
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> GroupedPlan:
-        return self.plan_with_windows(query_starts, context_lengths, block_tables, block_tables)
+        return self.plan_with_windows(query_starts, context_lengths, block_tables, block_tables, ahead)
 
     def plan_with_windows(
         self,
@@ -66,10 +71,11 @@ class GroupedBackend(AttentionBackend):
         context_lengths: np.ndarray,
         block_tables: BlockTables,
         window_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> GroupedPlan:
         """`plan`, with tables for groups with a window. Entries before a window are any of its blocks."""
         tables = [window_tables if each else block_tables for each in self._has_window]
-        return GroupedPlan(self.backends, query_starts, context_lengths, tables)
+        return GroupedPlan(self.backends, query_starts, context_lengths, tables, ahead)
 
     def write(
         self,

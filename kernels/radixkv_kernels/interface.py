@@ -78,13 +78,32 @@ class Scoring:
     sinks: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Positions after their own that rows of a step see: those of an image whose tokens see each other.
+
+    Attributes:
+        counts: int32 [T], how many of them, all within the context of the row's request.
+        in_windows_only: in layers with a window only (Gemma 4); the others are causal.
+    """
+
+    counts: np.ndarray
+    in_windows_only: bool = False
+
+    def of(self, rows: np.ndarray) -> Ahead:
+        """Return that of some rows of the step."""
+        return Ahead(self.counts[rows], self.in_windows_only)
+
+
 class AttentionPlan:
     """A step's work, made by `AttentionBackend.plan` and read by `attend` in every layer.
 
     Attributes:
+        ahead: what rows see after their own position; None: nothing.
         query_starts: int32 [R + 1].
         context_lengths: int32 [R], total KV length of each request, this step's tokens included.
         tables: int32, all block tables one after another; request r's begins at `table_starts[r]`.
+        token_positions: int32 [num_tokens], the absolute position of each query token.
         num_tokens: query rows in the batch, `query_starts[-1]`.
     """
 
@@ -94,6 +113,7 @@ class AttentionPlan:
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
         tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> None:
         self.query_starts = np.asarray(query_starts, dtype=np.int32)
         self.context_lengths = np.asarray(context_lengths, dtype=np.int32)
@@ -110,6 +130,12 @@ class AttentionPlan:
             or (self.query_lengths > self.context_lengths).any()
         ):
             raise ValueError("query_starts must start at 0, never fall, and stay within the context lengths")
+        self.token_positions = self.positions()
+        self.ahead = ahead
+        if ahead is not None:
+            ends = np.repeat(self.context_lengths, self.query_lengths)
+            if len(ahead.counts) != self.num_tokens or (self.token_positions + ahead.counts >= ends).any():
+                raise ValueError("rows must see as far as their request's context, and each say how far")
         size = config.spec.block_size
         self._block_counts = (self.context_lengths + (size - 1)) // size
         if isinstance(tables, np.ndarray):
@@ -136,6 +162,15 @@ class AttentionPlan:
         """int32 [num_tokens], the absolute position of each query token."""
         offsets = np.repeat(self.context_lengths - self.query_starts[1:], self.query_lengths)
         return offsets + np.arange(self.num_tokens, dtype=np.int32)
+
+    def last_seen(self, window: int | None) -> np.ndarray:
+        """int32 [num_tokens], the last position that each row sees in layers with this window."""
+        positions = self.token_positions
+        return positions + self.ahead.counts if self.ahead and self.sees_ahead(window) else positions
+
+    def sees_ahead(self, window: int | None) -> bool:
+        """Return True if rows may see positions after their own in layers with this window."""
+        return self.ahead is not None and not (self.ahead.in_windows_only and window is None)
 
     @property
     def num_requests(self) -> int:
@@ -164,7 +199,11 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> AttentionPlan:
         """Lay out one step's work; reused by all layers.
 
@@ -173,6 +212,7 @@ class AttentionBackend(ABC):
             context_lengths: int32 [R]; total KV length of each request, the new tokens included. Query j of
                 request r is at absolute position `context_lengths[r] - query_length + j`.
             block_tables: R int32 arrays (views; may be longer than needed) or int32 [R, W].
+            ahead: what rows see after their own position; None: nothing.
 
         Raises:
             ValueError: lengths and tables do not fit together.
@@ -240,13 +280,15 @@ class AttentionBackend(ABC):
         sinks: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Causal attention of every query row over its request's cached keys and values.
+        """Attention of every query row over its request's cached keys and values, to its own position.
+
+        Rows of `plan.ahead` also see some positions after their own.
 
         Args:
             query: `[T, Hq, D]`, compute dtype. T may exceed the plan's tokens: the rest is padding.
             plan: of this step; its tokens' keys and values have been written.
             scale: factor on the dot products.
-            window: number of visible positions, the query's own included; None: all.
+            window: number of visible positions, the query's own included and those after it not; None: all.
             softcap: logits become `softcap * tanh(logits / softcap)`; None: off.
             sinks: `[Hq]`, a logit per head that joins the softmax's denominator (GPT-OSS).
             out: `[T, Hq, V]` to write into; padding rows of it are left untouched.

@@ -21,6 +21,7 @@ def reference_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    ahead: np.ndarray | None = None,
 ) -> torch.Tensor:
     """Causal attention of a ragged batch, one request and one dense score matrix at a time.
 
@@ -29,6 +30,7 @@ def reference_attention(
         keys, values: per request `[context_length, Hkv, D]`; its queries are the last positions of it.
         query_starts: int `[R + 1]`.
         scale, window, softcap, sinks: as in `AttentionBackend.attend`.
+        ahead: int `[T]`, the number of positions after its own that each row sees; None: none.
 
     Returns:
         `[T, Hq, D]` float64; rows that belong to no request are zero.
@@ -49,7 +51,10 @@ def reference_attention(
         length = k.shape[1]
         key_position = torch.arange(length)[None, :]
         query_position = torch.arange(length - (end - start), length)[:, None]
-        visible = key_position <= query_position
+        last = query_position
+        if ahead is not None:
+            last = last + torch.as_tensor(ahead[start:end])[:, None]
+        visible = key_position <= last
         if window is not None:
             visible &= query_position - key_position < window
         logits = logits.masked_fill(~visible, float("-inf"))
@@ -74,6 +79,7 @@ def reference_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    ahead: np.ndarray | None = None,
 ) -> torch.Tensor:
     """`reference_attention` on the (dequantised) contents of a paged cache, with the arguments of `plan`."""
     pairs = [kv.read(layer, block_tables[r], int(n)) for r, n in enumerate(context_lengths)]
@@ -86,4 +92,5 @@ def reference_paged_attention(
         window=window,
         softcap=softcap,
         sinks=sinks,
+        ahead=ahead,
     )

@@ -103,6 +103,7 @@ def build_work(
     tables: np.ndarray,
     table_starts: np.ndarray,
     window: int | None,
+    last_seen: np.ndarray,
 ) -> WorkPlan:
     """Cut one step into items.
 
@@ -110,6 +111,7 @@ def build_work(
         query_starts: int [R + 1]. context_lengths: int [R].
         tables: int32 flat; request r's blocks start at `table_starts[r]`.
         window: visible positions, the query's own included; None: all.
+        last_seen: int [T], the last position that each token sees.
 
     Cost: O(R + items) numpy work, plus one sort of the (request, segment) pairs that may be shared.
     """
@@ -126,7 +128,11 @@ def build_work(
     single = len(short) == num_tokens  # decodes only: a request's tokens are its one token
 
     shared = _find_groups(s, short, counts, contexts, low, tables, table_starts, window)
-    tiles = _NO_TILES if single else _long_tiles(s, is_long.nonzero()[0], starts, counts, first, window)
+    tiles = (
+        _NO_TILES
+        if single
+        else _long_tiles(s, is_long.nonzero()[0], starts, counts, first, window, last_seen)
+    )
     run_request, run_low, run_high = _private_runs(short, low, high, shared, window)
     total = int((tiles.high - tiles.low).sum() + (run_high - run_low).sum()) + len(shared.segment)
     per_item = max(1, -(-total * s.num_kv_heads // s.parallel))
@@ -217,6 +223,7 @@ def _long_tiles(
     counts: np.ndarray,
     first: np.ndarray,
     window: int | None,
+    last_seen: np.ndarray,
 ) -> _Tiles:
     """Long chunks in tiles of `long_tile` tokens; `first` are positions of the requests' first queries."""
     if not len(long):
@@ -226,11 +233,20 @@ def _long_tiles(
     offset = tile * s.long_tile
     count = np.minimum(s.long_tile, counts[request] - offset)
     position = first[request] + offset
-    high = (position + count + (s.segment - 1)) // s.segment
+    high = _most_in_runs(last_seen, starts[request] + offset, count).astype(np.int64) // s.segment + 1
     low = np.zeros_like(high)
     if window is not None:
         low = np.maximum(position - (window - 1), 0) // s.segment
     return _Tiles(starts[request] + offset, count, low, high, request)
+
+
+def _most_in_runs(values: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the largest of the values [start, start + count) of each run; no run is empty."""
+    edges = np.stack([start, start + count], axis=1).reshape(-1)
+    if edges[-1] == len(values):
+        edges = edges[:-1]
+    most: np.ndarray = np.maximum.reduceat(values, edges)[::2]
+    return most
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,19 @@ def test_cold_equals_hit_at_any_cut_and_any_chunking(batch: Batch, features: dic
             assert torch.equal(batch.chunk(0, first, end).attend(**features), cold[first:end]), (first, end)
 
 
+@pytest.mark.parametrize("features", FEATURES[:2])
+def test_tokens_that_see_each_other_have_the_same_bits(batch: Batch, features: dict[str, Any]) -> None:
+    """In any company, and in any chunks that end where they end."""
+    seeing = batch.see_each_other((0, 100, 300), (0, 500, 530), (6, 300, 333))
+    whole, starts = seeing.attend(**features), batch.query_starts
+    assert_close(whole, seeing.reference(**features))
+    for r in (0, 6):
+        alone = seeing.rows([r])
+        assert torch.equal(alone.attend(**features), whole[starts[r] : starts[r + 1]])
+    for first, end in ((0, 300), (100, 300), (217, 300), (300, 500), (400, 530), (529, 530), (530, 700)):
+        assert torch.equal(seeing.chunk(0, first, end).attend(**features), whole[first:end]), (first, end)
+
+
 @pytest.mark.parametrize("features", FEATURES)
 def test_shared_equals_plain(batch: Batch, features: dict[str, Any]) -> None:
     config = dataclasses.replace(batch.backend.config, share_prefixes=False)

@@ -5,7 +5,9 @@ writes."""
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly import by_day
 
-from radixkv_kernels import KVSpec, PagedKV, make_backend
+from radixkv_kernels import Ahead, KVSpec, PagedKV, make_backend
 from radixkv_kernels.cpu.torch_backend import TorchBackend
 
 MIXED = [(1, 300), (33, 113), (0, 40), (1, 1), (20, 20), (7, 290), (1, 17), (64, 200)]
@@ -66,6 +68,29 @@ def test_features(features: str, path: str, dtype: torch.dtype) -> None:
     chosen = {f: values[f] for f in features.split("+")}
     batch = make_batch(path, MIXED, dtype=dtype)
     assert_close(batch.attend(**chosen), batch.reference(**chosen))
+
+
+@pytest.mark.parametrize("features", [{}, {"window": 45}, {"window": 5, "softcap": 2.0}])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_tokens_that_see_each_other(features: dict[str, Any], path: str, quantization: str | None) -> None:
+    """At a chunk's start, inside it, over two segments, and with a prefix that has a part of them."""
+    batch = make_batch(path, MIXED, quantization=quantization)
+    spans = [(1, 90, 105), (4, 0, 20), (5, 275, 290), (7, 136, 170), (7, 171, 200)]
+    batch = batch.see_each_other(*spans)
+    assert_close(batch.attend(**features), batch.reference(**features))
+    assert (batch.attend(**features) - replace(batch, ahead=None).attend(**features)).abs().max() > 0.1
+    some = batch.see_each_other(*spans, in_windows_only=True)
+    assert_close(some.attend(**features), some.reference(**features))
+    assert torch.equal(some.attend(), replace(batch, ahead=None).attend())
+
+
+def test_no_row_sees_beyond_its_context() -> None:
+    batch = make_batch("cpu", MIXED)
+    counts = np.zeros(len(batch.query), np.int32)
+    counts[-1] = 1
+    with pytest.raises(ValueError, match="as far as their request's context"):
+        replace(batch, ahead=Ahead(counts)).attend()
 
 
 @pytest.mark.parametrize("quantization", by_day(["int8", "fp8_e4m3", "fp8_e5m2"], "int8"))

@@ -43,7 +43,8 @@ def test_every_segment_is_folded_once_and_in_order(
     widths = np.array([len(t) for t in tables])
     flat, table_starts = np.concatenate([*tables, np.zeros(1, np.int32)]), widths.cumsum() - widths
     how = dataclasses.replace(SETTINGS, parallel=parallel)
-    work = build_work(how, starts, contexts, flat, table_starts, window)
+    position = np.concatenate([np.arange(c - n, c) for (n, *_), c in zip(chosen, contexts, strict=True)])
+    work = build_work(how, starts, contexts, flat, table_starts, window, position)
     expected: Counter[tuple[int, int]] = Counter()
     for item in np.concatenate([work.short_items, work.long_items]):
         for token in work.tokens[item[TOKEN_START] : item[TOKEN_START] + item[TOKEN_COUNT]].tolist():

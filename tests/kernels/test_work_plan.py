@@ -51,8 +51,15 @@ def tables_of(chosen: Requests) -> tuple[np.ndarray, np.ndarray, list[np.ndarray
 
 
 @settings(max_examples=150, deadline=None)
-@given(chosen=requests, window=st.sampled_from([None, 1, 40, 100]), parallel=st.sampled_from([1, 8, 500]))
-def test_everything_visible_is_attended_once(chosen: Requests, window: int | None, parallel: int) -> None:
+@given(
+    chosen=requests,
+    window=st.sampled_from([None, 1, 40, 100]),
+    parallel=st.sampled_from([1, 8, 500]),
+    ahead=st.sampled_from([0, 9]),
+)
+def test_everything_visible_is_attended_once(
+    chosen: Requests, window: int | None, parallel: int, ahead: int
+) -> None:
     starts, contexts, tables = tables_of(chosen)
     widths = np.array([len(t) for t in tables])
     flat, table_starts = np.concatenate([*tables, np.zeros(1, np.int32)]), widths.cumsum() - widths
@@ -65,9 +72,10 @@ def test_everything_visible_is_attended_once(chosen: Requests, window: int | Non
         group_tile=3,
         parallel=parallel,
     )
-    work = build_work(work_settings, starts, contexts, flat, table_starts, window)
     owner = np.arange(len(tables)).repeat(np.diff(starts))
     position = np.concatenate([np.arange(c - n, c) for (n, *_), c in zip(chosen, contexts, strict=True)])
+    last_seen = np.minimum(position + ahead, contexts[owner] - 1)
+    work = build_work(work_settings, starts, contexts, flat, table_starts, window, last_seen)
     seen: Counter[tuple[int, int]] = Counter()
     final: set[int] = set()
     for item in np.concatenate([work.short_items, work.long_items]):
@@ -76,7 +84,7 @@ def test_everything_visible_is_attended_once(chosen: Requests, window: int | Non
                 final.add(token)
             for k in range(item[SEGMENT_START], item[SEGMENT_END]):
                 seen[token, k] += 1
-                last = min((k + 1) * SEGMENT, int(position[token]) + 1) - 1
+                last = min((k + 1) * SEGMENT, int(last_seen[token]) + 1) - 1
                 if last >= k * SEGMENT:
                     held = flat[item[TABLE_START] + last // BLOCK]
                     assert held == tables[owner[token]][last // BLOCK], "another request's block"
@@ -86,7 +94,7 @@ def test_everything_visible_is_attended_once(chosen: Requests, window: int | Non
     for token in range(int(starts[-1])):
         at = int(position[token])
         low = 0 if window is None else max(0, at - window + 1) // SEGMENT
-        for k in range(low, at // SEGMENT + 1):
+        for k in range(low, int(last_seen[token]) // SEGMENT + 1):
             assert seen[token, k] == 1, f"token {token}, segment {k}"
             if token in merged:
                 slots.add(int(work.partial_base[token]) + k)

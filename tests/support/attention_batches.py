@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from radixkv_kernels import AttentionBackend, KVSpec, PagedKV, make_backend, reference_paged_attention
+from radixkv_kernels import Ahead, AttentionBackend, KVSpec, PagedKV, make_backend, reference_paged_attention
 from radixkv_kernels.cpu.torch_backend import TorchBackend
 
 #: Largest error against float64, relative to the largest output: rounding of inputs (none: the reference
@@ -28,10 +28,11 @@ class Batch:
     context_lengths: np.ndarray
     block_tables: list[np.ndarray]
     scale: float
+    ahead: Ahead | None = None
 
     def attend(self, backend: AttentionBackend | None = None, **features: Any) -> torch.Tensor:
         backend = backend or self.backend
-        plan = backend.plan(self.query_starts, self.context_lengths, self.block_tables)
+        plan = backend.plan(self.query_starts, self.context_lengths, self.block_tables, self.ahead)
         return backend.attend(self.kv, 0, self.query, plan, scale=self.scale, **features)
 
     def reference(self, **features: Any) -> torch.Tensor:
@@ -43,16 +44,33 @@ class Batch:
             self.context_lengths,
             self.block_tables,
             scale=self.scale,
+            ahead=self._ahead_of(features.get("window")),
             **features,
         )
 
+    def _ahead_of(self, window: int | None) -> np.ndarray | None:
+        is_causal = self.ahead is None or (self.ahead.in_windows_only and window is None)
+        return None if is_causal or self.ahead is None else self.ahead.counts
+
+    def see_each_other(self, *spans: tuple[int, int, int], in_windows_only: bool = False) -> Batch:
+        """The same batch, where tokens of request r at positions [start, end) see each other, for each
+        (r, start, end)."""
+        counts = np.zeros(len(self.query), np.int32)
+        for r, start, end in spans:
+            first, own = int(self.query_starts[r]), int(self.query_starts[r + 1])
+            begin = int(self.context_lengths[r]) - (own - first)
+            at = np.arange(max(start, begin), end)
+            counts[first + at - begin] = end - 1 - at
+        return replace(self, ahead=Ahead(counts, in_windows_only))
+
     def rows(self, requests: list[int], tokens: list[int] | None = None) -> Batch:
         """The same requests in this order, each cut to its last `tokens[i]` queries (all: None)."""
-        picked, starts, lengths = [], [0], []
+        picked, starts, lengths, rows = [], [0], [], []
         for i, r in enumerate(requests):
             start, end = int(self.query_starts[r]), int(self.query_starts[r + 1])
             start = max(start, end - tokens[i]) if tokens is not None else start
             picked.append(self.query[start:end])
+            rows.append(np.arange(start, end))
             starts.append(starts[-1] + end - start)
             lengths.append(int(self.context_lengths[r]))
         return Batch(
@@ -63,6 +81,7 @@ class Batch:
             np.array(lengths, np.int32),
             [self.block_tables[r] for r in requests],
             self.scale,
+            self._some(np.concatenate(rows)),
         )
 
     def chunk(self, request: int, first: int, end: int) -> Batch:
@@ -77,7 +96,11 @@ class Batch:
             np.array([end], np.int32),
             [self.block_tables[request]],
             self.scale,
+            self._some(np.arange(start + first - offset, start + end - offset)),
         )
+
+    def _some(self, rows: np.ndarray) -> Ahead | None:
+        return None if self.ahead is None else self.ahead.of(rows)
 
 
 def build_backend(

@@ -22,7 +22,14 @@ from radixkv_kernels.contiguous import (
     scratch_bytes,
     takes_long_chunks,
 )
-from radixkv_kernels.interface import AttentionBackend, AttentionPlan, BackendConfig, BlockTables, Scoring
+from radixkv_kernels.interface import (
+    Ahead,
+    AttentionBackend,
+    AttentionPlan,
+    BackendConfig,
+    BlockTables,
+    Scoring,
+)
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.norm_rotary import Rotation
 from radixkv_kernels.triton.copy import copy_blocks
@@ -66,27 +73,35 @@ class TritonBackend(AttentionBackend):
         return scratch_bytes(self.config)
 
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> TritonPlan:
         plan = TritonPlan(
             *(self.config, self.settings, query_starts, context_lengths, block_tables),
             unit=self._unit,
             max_partials=self._partials.slots,
+            ahead=ahead,
         )
         if self._long_rows is not None:
             long = long_requests(self.config, query_starts, context_lengths, self._long_rows)
+            if plan.ahead is not None and plan.sees_ahead(None):  # flash attention's mask is causal
+                sees = np.add.reduceat(np.append(plan.ahead.counts, 0), plan.query_starts[:-1]) > 0
+                long = long[~sees[long]]
             if len(long):
-                plan.long_chunks = self._divide(long, query_starts, context_lengths, block_tables)
+                plan.long_chunks = self._divide(long, plan, block_tables)
         return plan
 
     def _divide(
         self,
         long: np.ndarray,
-        query_starts: np.ndarray,
-        context_lengths: np.ndarray,
+        plan: TritonPlan,
         block_tables: BlockTables,
     ) -> ContiguousChunks:
         """Set the chunks of some requests apart from the rows of all others."""
+        query_starts, context_lengths = plan.query_starts, plan.context_lengths
         size = self.config.spec.block_size
         chunks = []
         for r in long.tolist():
@@ -102,10 +117,11 @@ class TritonBackend(AttentionBackend):
         if not len(rows):
             return ContiguousChunks(chunks, slice(0), None)
         ends = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-        plan = self.plan(ends, context_lengths[others], [block_tables[r] for r in others])
+        ahead = None if plan.ahead is None else plan.ahead.of(rows)
+        rest = self.plan(ends, context_lengths[others], [block_tables[r] for r in others], ahead)
         is_run = rows[-1] - rows[0] + 1 == len(rows)
         own = slice(int(rows[0]), int(rows[-1]) + 1) if is_run else self._sent(rows.astype(np.int64))
-        return ContiguousChunks(chunks, own, plan)
+        return ContiguousChunks(chunks, own, rest)
 
     def _sent(self, array: np.ndarray) -> torch.Tensor:
         """The array on the device; nothing is waited for."""
@@ -180,7 +196,16 @@ class TritonBackend(AttentionBackend):
                     out[long.others] = part
             return
         buffers = self._staged(plan, scoring.window)
-        self._launcher.attend(kv, layer, query, plan.grids(scoring.window), buffers, scoring, out)
+        self._launcher.attend(
+            kv,
+            layer,
+            query,
+            plan.grids(scoring.window),
+            buffers,
+            scoring,
+            out,
+            sees_ahead=plan.sees_ahead(scoring.window),
+        )
 
     def copy_blocks(self, kv: PagedKV, copies: Sequence[tuple[int, int, int]]) -> None:
         copy_blocks(kv, copies)

@@ -34,8 +34,10 @@ class KernelLauncher:
         buffers: PlanBuffers,
         scoring: Scoring,
         out: torch.Tensor,
+        *,
+        sees_ahead: bool,
     ) -> None:
-        """Attend a staged plan into `out`, which must be contiguous; `grids` are the plan's.
+        """Attend a staged plan into `out`, which must be contiguous; `grids` and `sees_ahead` are the plan's.
 
         Raises:
             ValueError: `out` is not contiguous.
@@ -48,7 +50,10 @@ class KernelLauncher:
         short, long, merged = grids
         for planned, grid, is_long in ((self.tiling.long, long, True), (self.tiling.short, short, False)):
             if grid:
-                self._attend(kv, layer, query, buffers, scoring, sinks, out, planned, grid, is_long, shape)
+                self._attend(
+                    *(kv, layer, query, buffers, scoring, sinks, out, planned, grid, is_long),
+                    shape | {"AHEAD": sees_ahead},
+                )
         if merged:
             heads = min(4, triton.next_power_of_2(self.config.num_query_heads))
             merge.merge_kernel[(merged, -(-self.config.num_query_heads // heads))](

@@ -2,7 +2,7 @@
 """A step's work on the GPU: cut, and packed into one int32 array, the *blob*, that kernels read.
 
 blob = header | short items | long items | tokens to merge | tokens | positions | merge starts | slots
-       | tables
+       | tables | last positions seen, where rows see beyond their own
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import numpy as np
 import torch
 
 from radixkv_kernels.contiguous import ContiguousChunks
-from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
+from radixkv_kernels.interface import Ahead, AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.triton.partial_slots import PlacedWork, place_partials
 from radixkv_kernels.triton.tiles import Tiling, bucket
 from radixkv_kernels.work_plan import SEGMENT_END, SEGMENT_START, WorkSettings, build_work
 
 #: Places in the blob's header; the kernels spell them as literals.
 NUM_SHORT, NUM_LONG, NUM_MERGE = 0, 1, 2
-AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_STARTS, AT_SLOTS, AT_TABLES = range(3, 11)
+AT_SHORT, AT_LONG, AT_MERGE, AT_TOKENS, AT_POSITIONS, AT_STARTS, AT_SLOTS, AT_TABLES, AT_LAST = range(3, 12)
 HEADER = 16
+_NONE = np.zeros(0, dtype=np.int32)
 
 
 @functools.cache
@@ -96,11 +97,11 @@ class TritonPlan(AttentionPlan):
         tables: BlockTables,
         unit: int,
         max_partials: int,
+        ahead: Ahead | None = None,
     ) -> None:
-        super().__init__(config, query_starts, context_lengths, tables)
+        super().__init__(config, query_starts, context_lengths, tables, ahead)
         self._settings, self._unit, self._max_partials = settings, unit, max_partials
         self._by_segment = config.deterministic
-        self.token_positions = self.positions()
         self._packed: dict[int | None, tuple[PlacedWork, np.ndarray]] = {}
         self._min_grids = (0, 0, 0)
         self.long_chunks: ContiguousChunks | None = None
@@ -124,13 +125,16 @@ class TritonPlan(AttentionPlan):
         for change in (shorter, {"share": False}, {"share": False, "parallel": 1}):
             settings = replace(self._settings, **change)
             work = build_work(
-                *(settings, self.query_starts, self.context_lengths, self.tables, self.table_starts), window
+                *(settings, self.query_starts, self.context_lengths, self.tables, self.table_starts),
+                window,
+                self.last_seen(window),
             )
             num_tokens = int(self.query_starts[-1])
             placed = place_partials(work, settings, num_tokens, by_segment=self._by_segment)
             if len(placed.slots) <= self._max_partials:
                 break
-        return placed, self._pack(placed, settings.segment // self._unit)
+        last = self.last_seen(window) if self.sees_ahead(window) else _NONE
+        return placed, self._pack(placed, settings.segment // self._unit, last)
 
     def _segment(self, window: int | None) -> int:
         """The longest segments, down to items' unit and a block, that give each multiprocessor two programs.
@@ -171,7 +175,7 @@ class TritonPlan(AttentionPlan):
         )
         return short, long, merge
 
-    def _pack(self, work: PlacedWork, units: int) -> np.ndarray:
+    def _pack(self, work: PlacedWork, units: int, last: np.ndarray) -> np.ndarray:
         """Return the blob; `units` is the length of a segment in the units of the kernels."""
         parts = {
             AT_SHORT: in_units(work.short_items, units),
@@ -182,6 +186,7 @@ class TritonPlan(AttentionPlan):
             AT_STARTS: work.merge_starts,
             AT_SLOTS: work.slots,
             AT_TABLES: self.tables,
+            AT_LAST: last,
         }
         header = np.zeros(HEADER, dtype=np.int32)
         header[NUM_SHORT], header[NUM_LONG] = len(work.short_items), len(work.long_items)

@@ -23,7 +23,7 @@ class PlanBuffers:
         size = (
             HEADER
             + ITEM_WIDTH * (2 * pairs + tiles * segments + split_items(settings))
-            + config.max_num_tokens * 4
+            + config.max_num_tokens * 5
             + partial_slots(config, settings)
             + pairs * settings.short_tile
             + config.max_num_seqs * blocks

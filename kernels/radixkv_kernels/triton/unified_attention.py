@@ -24,7 +24,7 @@ Which rows share a tile, and which segments share an item, never enters a row's 
 Everything that changes from step to step is read from device memory, from one int32 array (the *blob*): item
 counts, where each list starts, positions, slots of partials, block tables. Grids come from buckets, and
 programs past the count return. A captured CUDA graph therefore replays with a new plan. A row's KV end is its
-position.
+position, or, in steps with images whose tokens see each other (AHEAD), read from a list of its own.
 """
 
 # Triton types its own source.
@@ -40,8 +40,8 @@ from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 @triton.jit
 def _tile_step(
-    q, rest, acc, odd, top, sums, block, start, first_key, end_key, position, head_base, key_ptr, value_ptr,
-    key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
+    q, rest, acc, odd, top, sums, block, start, first_key, end_key, position, last, head_base, key_ptr,
+    value_ptr, key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -128,7 +128,7 @@ def _tile_step(
         s = tl.where(x < 0, -y, y)
         factor = cap
     if MASK:
-        seen = (n[None, :] <= position[:, None]) & exists[None, :]
+        seen = (n[None, :] <= last[:, None]) & exists[None, :]
         if WINDOW:
             seen = seen & (position[:, None] - n[None, :] < window)
         s = tl.where(seen, s, float("-inf"))
@@ -173,8 +173,8 @@ def _blocks(table_ptr, start, first_key, end_key, BN: tl.constexpr, BLOCK: tl.co
 
 @triton.jit
 def _steps(
-    q, rest, acc, odd, top, sums, start, end, first_key, end_key, position, head_base, key_ptr, value_ptr,
-    key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+    q, rest, acc, odd, top, sums, start, end, first_key, end_key, position, last, head_base, key_ptr,
+    value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
     D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, MASK: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, QUANTIZED: tl.constexpr,
@@ -188,7 +188,7 @@ def _steps(
     for n in range(start, end, BN):
         following = _blocks(table_ptr, n + BN, first_key, end_key, BN, BLOCK)
         acc, odd, top, sums = _tile_step(
-            q, rest, acc, odd, top, sums, block, n, first_key, end_key, position, head_base, key_ptr,
+            q, rest, acc, odd, top, sums, block, n, first_key, end_key, position, last, head_base, key_ptr,
             value_ptr, key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
             D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, MASK, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
@@ -198,7 +198,7 @@ def _steps(
 
 @triton.jit
 def _attend_keys(
-    q, rest, low, high, first_key, min_position, max_position, position, head_base, key_ptr, value_ptr,
+    q, rest, low, high, first_key, min_last, max_position, position, last, head_base, key_ptr, value_ptr,
     key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
     BM: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr,
     VALUE_ROW: tl.constexpr, REUSE: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr,
@@ -212,25 +212,25 @@ def _attend_keys(
         last_hidden = max_position - window + 1
         free_start = tl.maximum(start, (last_hidden + BN - 1) // BN * BN)
         free_start = tl.minimum(free_start, (high + BN - 1) // BN * BN)
-    free_end = tl.maximum(free_start, tl.minimum(high, min_position + 1) // BN * BN)
+    free_end = tl.maximum(free_start, tl.minimum(high, min_last + 1) // BN * BN)
     acc = tl.zeros((BM, VP // 2 if QUANTIZED else VP), tl.float32)
     odd = acc if QUANTIZED else 0.0
     top = tl.full((BM,), float("-inf"), tl.float32)
     sums = tl.zeros((BM,), tl.float32)
     if WINDOW:
         acc, odd, top, sums = _steps(
-            q, rest, acc, odd, top, sums, start, free_start, first_key, high, position, head_base, key_ptr,
-            value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+            q, rest, acc, odd, top, sums, start, free_start, first_key, high, position, last, head_base,
+            key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
             D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip
     acc, odd, top, sums = _steps(
-        q, rest, acc, odd, top, sums, free_start, free_end, first_key, high, position, head_base, key_ptr,
-        value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        q, rest, acc, odd, top, sums, free_start, free_end, first_key, high, position, last, head_base,
+        key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
         D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, False, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
     acc, odd, top, sums = _steps(
-        q, rest, acc, odd, top, sums, free_end, high, first_key, high, position, head_base, key_ptr,
-        value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
+        q, rest, acc, odd, top, sums, free_end, high, first_key, high, position, last, head_base,
+        key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, logit_scale, softcap, window,
         D, DP, DR, V, VP, VALUE_ROW, REUSE, BN, BLOCK, True, WINDOW, SOFTCAP, QUANTIZED,
     )  # fmt: skip
     if QUANTIZED:
@@ -257,7 +257,7 @@ def attention_kernel(
     DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VALUE_ROW: tl.constexpr, REUSE: tl.constexpr,
     BM: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr,
     LONG: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr,
+    QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV * PARTS): SPLIT programs share an item's tokens, BM // G each, and PARTS
     programs the query heads of a KV head, G each.
@@ -294,6 +294,13 @@ def attention_kernel(
     position = tl.load(blob_ptr + tl.load(blob_ptr + 7) + token, mask=valid, other=0)
     min_position = tl.min(tl.where(valid, position, 2147483647), 0)
     max_position = tl.max(tl.where(valid, position, -1), 0)
+    last = position
+    min_last = min_position
+    max_last = max_position
+    if AHEAD:
+        last = tl.load(blob_ptr + tl.load(blob_ptr + 11) + token, mask=valid, other=0)
+        min_last = tl.min(tl.where(valid, last, 2147483647), 0)
+        max_last = tl.max(tl.where(valid, last, -1), 0)
     inside = valid[:, None] & (d < D)[None, :]
     query_at = token.to(tl.int64) * query_token_stride + head * query_head_stride
     q = tl.load(query_ptr + query_at[:, None] + d[None, :], mask=inside, other=0.0)
@@ -314,8 +321,8 @@ def attention_kernel(
         total_sum = tl.zeros((BM,), tl.float32)
         for k in range(segment_start, segment_end):
             acc, top, sums = _attend_keys(
-                q, rest, k * SEGMENT, tl.minimum((k + 1) * SEGMENT, max_position + 1), first_key,
-                min_position, max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr,
+                q, rest, k * SEGMENT, tl.minimum((k + 1) * SEGMENT, max_last + 1), first_key,
+                min_last, max_position, position, last, head_base, key_ptr, value_ptr, key_scale_ptr,
                 value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, DR, V, VP, VALUE_ROW,
                 REUSE, BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
             )  # fmt: skip
@@ -328,8 +335,8 @@ def attention_kernel(
                 slot += item_tokens
     else:
         total_out, total_max, total_sum = _attend_keys(
-            q, rest, segment_start * SEGMENT, tl.minimum(segment_end * SEGMENT, max_position + 1), first_key,
-            min_position, max_position, position, head_base, key_ptr, value_ptr, key_scale_ptr,
+            q, rest, segment_start * SEGMENT, tl.minimum(segment_end * SEGMENT, max_last + 1), first_key,
+            min_last, max_position, position, last, head_base, key_ptr, value_ptr, key_scale_ptr,
             value_scale_ptr, table_ptr, logit_scale, softcap, window, BM, D, DP, DR, V, VP, VALUE_ROW, REUSE,
             BN, BLOCK, WINDOW, SOFTCAP, QUANTIZED,
         )  # fmt: skip

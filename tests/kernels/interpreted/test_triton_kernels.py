@@ -487,6 +487,47 @@ def test_values_narrower_than_keys_in_long_chunks() -> None:
     assert_close(batch.attend(), batch.reference())
 
 
+@pytest.mark.parametrize(
+    ("window", "options"),
+    [
+        (None, {}),
+        (24, {}),
+        pytest.param(50, {"quantization": "int8"}, marks=pytest.mark.nightly),
+        pytest.param(24, {"deterministic": True}, marks=pytest.mark.nightly),
+    ],
+)
+def test_tokens_that_see_each_other(window: int | None, options: dict[str, Any]) -> None:
+    lengths = [(1, 130), (40, 70), (5, 129), (30, 100)]
+    causal = make_batch("triton", lengths, heads=(4, 2), head_size=32, **options)
+    spans = [(1, 45, 66), (2, 127, 129), (3, 60, 100)]
+    batch = causal.see_each_other(*spans)
+    assert_close(batch.attend(window=window), batch.reference(window=window))
+    some = causal.see_each_other(*spans, in_windows_only=True)
+    assert torch.equal(some.attend(window=24), causal.see_each_other(*spans).attend(window=24))
+    assert torch.equal(some.attend(), causal.attend())
+
+
+def test_tokens_that_see_each_other_have_the_same_bits_in_any_chunk() -> None:
+    batch = make_batch("triton", [(150, 150)], heads=(2, 1), head_size=16, deterministic=True)
+    batch = batch.see_each_other((0, 40, 90))
+    whole = batch.attend(window=50)
+    assert_close(whole, batch.reference(window=50))
+    for first, end in ((0, 90), (70, 90), (89, 120)):
+        assert torch.equal(batch.chunk(0, first, end).attend(window=50), whole[first:end]), (first, end)
+
+
+def test_long_chunks_whose_tokens_see_each_other_are_the_kernels() -> None:
+    batch = make_batch("triton", [(40, 70), (1, 9), (50, 50)], heads=(4, 2), head_size=32)
+    batch.backend = TritonBackend(batch.backend.config, long_rows=32)
+    for in_windows_only in (False, True):
+        own = batch.see_each_other((0, 40, 60), in_windows_only=in_windows_only)
+        plan = batch.backend.plan(own.query_starts, own.context_lengths, own.block_tables, own.ahead)
+        assert plan.long_chunks is not None
+        assert len(plan.long_chunks.chunks) == 1 + in_windows_only
+        assert_close(own.attend(), own.reference())
+        assert_close(own.attend(window=24), own.reference(window=24))
+
+
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"quantization": "int8"}])
 def test_the_kernel_keeps_long_chunks(options: dict[str, Any]) -> None:
     batch = make_batch("triton", [(40, 70)], heads=(4, 2), head_size=32, **options)

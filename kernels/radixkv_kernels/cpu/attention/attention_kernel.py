@@ -58,6 +58,7 @@ from radixkv_kernels.cpu.vectors import CHUNK, GROUP, STRANDS, exp2, fma, softma
     ITEMS,
     TOKENS,
     POSITIONS,
+    LAST_SEEN,
     TABLES,
     PARTIAL_BASE,
     PARTIAL_OUT,
@@ -78,7 +79,7 @@ from radixkv_kernels.cpu.vectors import CHUNK, GROUP, STRANDS, exp2, fma, softma
     SCORE,
     WEIGH,
     NUM_ARGUMENTS,
-) = range(36)
+) = range(37)
 
 _LOG2E = np.float32(1.4426950408889634)
 _NEG_INF = np.float32(-np.inf)
@@ -183,7 +184,7 @@ def _run_item(arg: Any, work: int, scratch: Any) -> None:
     for t in range(count):
         token = np.int64(tokens[t])
         pos = i32(arg[POSITIONS] + token * 4)
-        min_pos, max_pos = min(min_pos, pos), max(max_pos, pos)
+        min_pos, max_pos = min(min_pos, pos), max(max_pos, i32(arg[LAST_SEEN] + token * 4))
         for g in range(group):
             r = t * group + g
             place = token * arg[QUERY_TOKEN_STRIDE] + (head * group + g) * arg[QUERY_HEAD_STRIDE]
@@ -282,7 +283,7 @@ def _softmax_segment(
     for t in range(len(tokens)):
         pos = i32(arg[POSITIONS] + np.int64(tokens[t]) * 4)
         start = max(low, pos - window + 1) - low if window > 0 else np.int64(0)
-        end = min(high, pos + 1) - low
+        end = min(high, i32(arg[LAST_SEEN] + np.int64(tokens[t]) * 4) + 1) - low
         for g in range(group):
             r = t * group + g
             row = weights[r]
@@ -339,7 +340,7 @@ def _make_merge() -> Any:
             if work >= arg[NUM_MERGE]:
                 break
             token = np.int64(merge_tokens[work])
-            pos = i32(arg[POSITIONS] + token * 4)
+            pos, last = i32(arg[POSITIONS] + token * 4), i32(arg[LAST_SEEN] + token * 4)
             base = i32(arg[PARTIAL_BASE] + token * 4)
             first = np.int64(0)
             if arg[WINDOW] > 0:
@@ -349,7 +350,7 @@ def _make_merge() -> Any:
                 state[1, 0] = np.float32(0.0)
                 for i in range(value_size):
                     acc[i] = np.float32(0.0)
-                for k in range(first, pos // SEGMENT + 1):
+                for k in range(first, last // SEGMENT + 1):
                     slot = (base + k) * heads + h
                     seg_out = f32_row(arg[PARTIAL_OUT] + slot * value_size * 4, value_size)
                     seg_max = f32(arg[PARTIAL_MAX] + slot * 4)[0]

@@ -13,7 +13,7 @@ from radixkv_kernels.cpu.attention.kv_write import FloatWriter
 from radixkv_kernels.cpu.attention.launcher import AttentionLauncher
 from radixkv_kernels.cpu.attention.plan import CpuPlan
 from radixkv_kernels.cpu.torch_backend import TorchBackend
-from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables, Scoring
+from radixkv_kernels.interface import Ahead, AttentionPlan, BackendConfig, BlockTables, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 
 
@@ -26,9 +26,13 @@ class CpuBackend(TorchBackend):
         self._writer: FloatWriter | None = None
 
     def plan(
-        self, query_starts: np.ndarray, context_lengths: np.ndarray, block_tables: BlockTables
+        self,
+        query_starts: np.ndarray,
+        context_lengths: np.ndarray,
+        block_tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> CpuPlan:
-        return CpuPlan(self.config, query_starts, context_lengths, block_tables)
+        return CpuPlan(self.config, query_starts, context_lengths, block_tables, ahead)
 
     def write(
         self,

@@ -57,6 +57,7 @@ class AttentionLauncher:
         a[na.SCORE] = score_product(spec.head_size, kind, square, value_bytes)
         a[na.WEIGH] = value_product(spec.value_size, value_row, kind)
         self._prepared: tuple[CpuPlan, int | None] | None = None
+        self._last_seen = np.zeros(0, dtype=np.int32)
         self._kv: PagedKV | None = None
         self._layers: list[tuple[int, ...]] = []  # of that cache: addresses of each layer's tensors
 
@@ -106,7 +107,8 @@ class AttentionLauncher:
         a = self._arguments
         a[na.NUM_ITEMS], a[na.ITEMS] = len(items), items.ctypes.data
         a[na.TOKENS] = work.tokens.ctypes.data
-        a[na.POSITIONS] = plan.token_positions.ctypes.data
+        self._last_seen = plan.last_seen(window)  # kept for as long as its address is
+        a[na.POSITIONS], a[na.LAST_SEEN] = plan.token_positions.ctypes.data, self._last_seen.ctypes.data
         a[na.TABLES] = plan.tables.ctypes.data
         a[na.PARTIAL_BASE] = work.partial_base.ctypes.data
         a[na.MERGE_TOKENS], a[na.NUM_MERGE] = work.merge_tokens.ctypes.data, len(work.merge_tokens)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.cpu.attention.attention_kernel import SEGMENT
-from radixkv_kernels.interface import AttentionPlan, BackendConfig, BlockTables
+from radixkv_kernels.interface import Ahead, AttentionPlan, BackendConfig, BlockTables
 from radixkv_kernels.work_plan import WorkPlan, WorkSettings, build_work
 
 #: Rows (token x head of a KV group) per tile: scores of a tile and a block of keys stay in the L1 cache.
@@ -46,10 +46,10 @@ class CpuPlan(AttentionPlan):
         query_starts: np.ndarray,
         context_lengths: np.ndarray,
         tables: BlockTables,
+        ahead: Ahead | None = None,
     ) -> None:
-        super().__init__(config, query_starts, context_lengths, tables)
+        super().__init__(config, query_starts, context_lengths, tables, ahead)
         self._settings = work_settings(config)
-        self.token_positions = self.positions()
         self._work: dict[int | None, tuple[WorkPlan, np.ndarray]] = {}
         self.work(None)
 
@@ -64,6 +64,7 @@ class CpuPlan(AttentionPlan):
                 self.tables,
                 self.table_starts,
                 window,
+                self.last_seen(window),
             )
             items = np.ascontiguousarray(np.concatenate([plan.long_items, plan.short_items]))
             found = self._work[window] = (plan, items)
