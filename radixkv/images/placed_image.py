@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from radixkv.images.image_files import DecodedImage
@@ -41,6 +42,7 @@ class PlacedImage:
         grid: rows and columns of its tokens, for models whose rotary positions have three components; None:
             a token's position is its place in the prompt.
         rope_start: rotary position of its first token: less than `start` where other images come before.
+        together: offsets [first, end) of tokens that see each other, later ones too, run by run; ascending.
     """
 
     image: DecodedImage
@@ -50,6 +52,7 @@ class PlacedImage:
     between: tuple[int, ...] = ()
     grid: tuple[int, int] | None = None
     rope_start: int = 0
+    together: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
@@ -72,6 +75,21 @@ class PlacedImage:
 
     def __repr__(self) -> str:
         return f"PlacedImage({self.image.words} at {self.start} to {self.end})"
+
+
+def chunk_end(images: Sequence[PlacedImage], start: int, end: int) -> int:
+    """Return where a chunk of a prompt ends that begins at `start` and has room up to `end`.
+
+    Tokens that see each other are computed in one step: one that would be parted from later ones waits for
+    the next chunk, unless it is the first, and then the chunk goes on to the last of them. A chunk may begin
+    inside of them: what is cached of them was computed with all of them. O(log images).
+    """
+    at = bisect_right(images, end, key=lambda image: image.end)
+    for first, last in images[at].together if at < len(images) else ():
+        first, last = images[at].start + first, images[at].start + last
+        if first < end < last:
+            return first if start < first else last
+    return end
 
 
 def identity_of(image: DecodedImage, settings: str) -> bytes:

@@ -39,6 +39,12 @@ def token_budget(config: EngineConfig, device: torch.device) -> int:
     return config.max_num_batched_tokens or DEFAULT_BUDGET[device.type]
 
 
+def largest_step(config: EngineConfig, loaded: LoadedModel) -> int:
+    """Return the most tokens of a step whose last chunk may have to go on to the end of an image."""
+    spare = 0 if loaded.vision is None else max(0, loaded.vision.processor.most_together - 1)
+    return token_budget(config, loaded.device) + spare
+
+
 def make_runner(
     config: EngineConfig, loaded: LoadedModel, communicator: Communicator | None = None
 ) -> tuple[ModelRunner, int]:
@@ -90,7 +96,7 @@ def make_runner(
     runner = ModelRunner(
         loaded,
         spec,
-        StepLimits(token_budget(config, device), config.max_num_seqs, max_model_len),
+        StepLimits(largest_step(config, loaded), config.max_num_seqs, max_model_len),
         backend=backend,
         deterministic=config.deterministic,
         share_prefixes=config.share_prefix_attention,
@@ -140,7 +146,7 @@ def _size(
         whole = loaded.attention.with_heads(total)
         # Each of them keeps all states.
         shape = replace(shape, attention=replace(whole, states=whole.states * communicator.size))
-    step_memory, budget = 0, token_budget(config, device)
+    step_memory, budget = 0, largest_step(config, loaded)
     if is_sized_by_gpu(config, device):
         step_memory = measure_step_memory(
             loaded,

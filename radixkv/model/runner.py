@@ -34,7 +34,7 @@ from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
-from radixkv_kernels import AttentionPlan, Bytes, GroupedKV, KVLayout, KVSpec, make_backend, make_kv
+from radixkv_kernels import Ahead, AttentionPlan, Bytes, GroupedKV, KVLayout, KVSpec, make_backend, make_kv
 from radixkv_kernels.states import StateSpec
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ class ModelRunner:
         for group in batch.copy_groups:
             self.copy_blocks(group)
         shown = None if self.images is None else self.images.of(batch)
-        plan = self._plan(batch)
+        plan = self._plan(batch, None if shown is None else shown.ahead)
         if self.graphs is not None and shown is None:
             replayed = self.graphs.run(batch, plan, adapters)
             if replayed is not None:
@@ -313,10 +313,10 @@ class ModelRunner:
                 logits = call_model(vision, token_ids, positions, logit_rows, step, inputs)
         return logits[: len(batch.logit_rows)]
 
-    def _plan(self, batch: Batch) -> AttentionPlan:
+    def _plan(self, batch: Batch, ahead: Ahead | None) -> AttentionPlan:
         if self.windows is not None:
-            return self.windows.plan(self.backend, batch)
-        return self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+            return self.windows.plan(self.backend, batch, ahead)
+        return self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables, ahead)
 
     def _pad(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """The array with zeros after, up to a multiple of `row_multiple` rows."""

@@ -14,7 +14,7 @@ from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, BatchWindows
-from radixkv_kernels import AttentionBackend, Bytes, KVLayout
+from radixkv_kernels import Ahead, AttentionBackend, Bytes, KVLayout
 from radixkv_kernels.grouped_backend import GroupedBackend, GroupedPlan
 from radixkv_kernels.kv_groups import GroupedKV
 
@@ -49,13 +49,20 @@ class RunnerWindows:
         self._layers = layout.window_layers
         self._kv = kv.windows
 
-    def plan(self, backend: AttentionBackend, batch: Batch) -> GroupedPlan:
-        """Plan the attention of a batch. One without requests gets any tables, and writes nothing."""
+    def plan(self, backend: AttentionBackend, batch: Batch, ahead: Ahead | None = None) -> GroupedPlan:
+        """Plan the attention of a batch; `ahead` as in `AttentionBackend.plan`.
+
+        A batch without requests gets any tables, and writes nothing.
+        """
         assert isinstance(backend, GroupedBackend)
         if batch.windows is None:
             batch.windows = self._idle(batch)
         return backend.plan_with_windows(
-            batch.query_starts, batch.context_lengths, batch.block_tables, batch.windows.block_tables
+            batch.query_starts,
+            batch.context_lengths,
+            batch.block_tables,
+            batch.windows.block_tables,
+            ahead,
         )
 
     def step(self, step: AttentionStep, batch: Batch) -> WindowedStep:

@@ -9,7 +9,8 @@ A step copies, then writes all its rows, then attends. So that every row reads i
     by a row of this step that computes the very same tokens, which no guess does;
  4. nothing that a copy reads or writes is written by a row, and no copy overwrites what another one reads;
  5. a block into which a guess is written is in no other block table;
- 6. every row is written to a slot of its own of the windows, where they have a pool of their own.
+ 6. every row is written to a slot of its own of the windows, where they have a pool of their own;
+ 7. tokens of an image that see each other are all there once the step has written its own.
 
 Nothing here is used while serving, unless it is asked for.
 """
@@ -18,11 +19,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from radixkv.images.placed_image import chunk_end
 from radixkv.scheduling.batch import Batch
 
 
 def check_batch(batch: Batch, block_size: int) -> None:
-    """Assert the six points above. O(tokens + copied slots * tokens of their requests + blocks)."""
+    """Assert the seven points above. O(tokens + copied slots * tokens of their requests + blocks)."""
     rows = np.arange(batch.num_tokens) if batch.write_rows is None else batch.write_rows
     assert len(rows) == len(batch.write_slots), (
         f"{batch!r}: {len(rows)} rows for {len(batch.write_slots)} slots"
@@ -34,6 +36,11 @@ def check_batch(batch: Batch, block_size: int) -> None:
     given = _check_copies(batch, block_size, row_of_slot)
     assert second <= given, f"{batch!r}: rows are written where nobody asked for them"
     _check_guesses(batch, block_size)
+    for entry in batch.entries:
+        end = entry.start + entry.count
+        assert chunk_end(entry.request.request.images, entry.start, end) == end, (
+            f"{batch!r}: {entry.request!r} ends at {end}, inside an image whose tokens see each other"
+        )
     if batch.windows is not None:
         slots = batch.windows.write_slots
         assert len(slots) == batch.num_tokens == len(np.unique(slots)), (

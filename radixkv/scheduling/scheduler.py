@@ -482,7 +482,7 @@ class Scheduler:
                 return
             shares_budget = i + 1 < len(ordered) or len(self._waiting) > 0
             if request.lease is not None and self._grow(plan, request):
-                plan.add(request, min(room, plan.chunk(request, shares_budget=shares_budget)))
+                plan.add(request, plan.chunk(request, shares_budget=shares_budget, room=room))
 
     def _spend_rest(self, plan: StepPlan, postponed: list[Sequence]) -> None:
         """Lengthen chunks, the shortest rest first. One may complete a prefix that others wait for."""

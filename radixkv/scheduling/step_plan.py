@@ -17,6 +17,7 @@ from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.lease_states import LeaseStates
+from radixkv.images.placed_image import chunk_end
 from radixkv.scheduling.batch import Batch, Entry
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
 from radixkv.scheduling.sequence import Sequence
@@ -113,17 +114,28 @@ class StepPlan:
     # ------------------------------------------------------------------ tokens
 
     def chunk(
-        self, request: Sequence, *, shares_budget: bool, scheduled: int = 0, start: int | None = None
+        self,
+        request: Sequence,
+        *,
+        shares_budget: bool,
+        scheduled: int = 0,
+        start: int | None = None,
+        room: int | None = None,
     ) -> int:
         """Return the number of further tokens for a request: all it needs, within the budget and all caps.
 
-        Chunks of models with states end at grid points, if they reach one and the prompt goes on.
+        Chunks of models with states end at grid points, if they reach one and the prompt goes on. Where
+        tokens of an image see each other, the first chunk of a step may exceed the budget for them: once in a
+        step, as nothing is left then.
 
         Args:
             shares_budget: requests after it in this step have prompt tokens to compute, too.
             scheduled: tokens that it has in this step already.
             start: where its tokens in this step begin; None: after those that are computed.
+            room: tokens of the budget that it may have; None: all that are left.
         """
+        room = self.budget if room is None else room
+        begin = (request.num_computed if start is None else start) + scheduled
         most = request.num_to_compute if start is None else request.num_tokens - start
         if request.needs_prompt_logits:
             most = min(most, MAX_LOGITS_CHUNK)
@@ -132,7 +144,7 @@ class StepPlan:
                 most = min(most, self.max_chunk)
         elif shares_budget:
             most = min(most, max(self.budget // 2, MIN_CHUNK))
-        count = min(most - scheduled, self.budget)
+        count = min(most - scheduled, room)
         lease = request.lease
         if lease is not None and isinstance(lease.states, LeaseStates):
             start = request.num_computed
@@ -141,13 +153,17 @@ class StepPlan:
             # What a chunk has beyond a grid point is computed again with what follows there.
             if start < on_grid and end < request.num_tokens:
                 count = max(0, on_grid - start - scheduled)
+        if count > 0 and request.request.images:
+            whole = chunk_end(request.request.images, begin, begin + count) - begin
+            count = 0 if scheduled and whole > room else whole
         return count
 
     def add(self, request: Sequence, count: int) -> None:
         """Put `count` more tokens of a running request into the step, and make them shareable."""
         lease = request.lease
         assert lease is not None
-        assert 0 < count <= self.budget
+        assert count > 0
+        assert self.budget > 0
         entry = self.entries.get(request.arrival_order)
         if entry is None:
             start = request.num_computed

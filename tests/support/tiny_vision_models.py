@@ -64,6 +64,15 @@ _CLIP: dict[str, Any] = dict(
 _PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
 
+_WINDOWS: dict[str, Any] = dict(
+    num_hidden_layers=4, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2,
+)  # fmt: skip
+_SOFT: dict[str, Any] = dict(
+    hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    head_dim=16, patch_size=4, position_embedding_size=256,
+)  # fmt: skip
+
+
 def _delta(name: str) -> dict[str, Any]:
     text = tiny_config(name).to_dict()
     return {
@@ -178,6 +187,31 @@ _MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(image_processor_type="LlavaNextImageProcessor", size=dict(shortest_edge=32),
             crop_size=dict(height=32, width=32), image_grid_pinpoints=_PINPOINTS),
     ),
+    "gemma3": (
+        dict(
+            text_config=dict(_PLAIN, **_WINDOWS), mm_tokens_per_image=36, boi_token_index=IMAGE,
+            eoi_token_index=END, image_token_id=VIDEO,
+            vision_config=dict(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                patch_size=8, image_size=96,
+            ),
+        ),
+        dict(image_processor_type="Gemma3ImageProcessor", size=dict(height=96, width=96)),
+    ),
+    **{
+        f"gemma4{name}": (
+            dict(
+                text_config=dict(_PLAIN, **_WINDOWS, global_head_dim=16, **more), vision_config=_SOFT,
+                audio_config=None, boi_token_id=START, eoi_token_id=END, audio_token_id=VIDEO + 1,
+            ),
+            dict(image_processor_type="Gemma4ImageProcessor", patch_size=4, max_soft_tokens=70),
+        )
+        for name, more in (
+            ("", dict(hidden_size_per_layer_input=0, use_bidirectional_attention="vision")),
+            (" shared", dict(
+                hidden_size_per_layer_input=8, num_kv_shared_layers=2, vocab_size_per_layer_input=VOCAB_SIZE)),
+        )
+    },
 }  # fmt: skip
 TINY_VISION_MODELS = tuple(_MODELS)
 
@@ -185,8 +219,9 @@ TINY_VISION_MODELS = tuple(_MODELS)
 def save_tiny_vision_model(folder: Path, kind: str, seed: int = 0) -> Path:
     """Write a random model that sees, its tokenizer and its settings for images, to `folder`."""
     options, pixels = _MODELS[kind]
-    config = AutoConfig.for_model(kind, **options, **_IDS)
-    config.image_token_id = IMAGE
+    config = AutoConfig.for_model(kind.split()[0], **{**_IDS, **options})
+    if "image_token_id" not in options:
+        config.image_token_id = IMAGE
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     randomize(model, seed)
     with torch.no_grad():  # what images say should show in the answers
@@ -231,6 +266,7 @@ class Reference:
     def __init__(self, folder: Path, processor: Any) -> None:
         self._model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self._processor = processor
+        self._image = self._model.config.image_token_id
 
     @torch.inference_mode()
     def logits(self, parts: Parts, answer: Sequence[int] = ()) -> torch.Tensor:
@@ -241,12 +277,13 @@ class Reference:
             if isinstance(part, DecodedImage):
                 pictures.append(Image.frombytes("RGB", (part.width, part.height), part.rgb))
                 placed, _ = self._processor.place([IMAGE], [part])
-                ids += [START, *(IMAGE if token >= 2**30 else token for token in placed), END]
+                ids += [START, *(self._image if token >= 2**30 else token for token in placed), END]
             else:
                 ids += part
         ids += answer
         row = torch.tensor([ids])
-        inputs: dict[str, Any] = {"mm_token_type_ids": (row == IMAGE).int()}
+        types = (row == self._image).int()
+        inputs: dict[str, Any] = {"mm_token_type_ids": types, "token_type_ids": types}
         if pictures:
             inputs |= self._processor.processor(
                 images=pictures, return_tensors="pt", **self._processor.options

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Families of models that see, as the tests hold them to transformers' own eager model.
 
-A family is served where the rows of its images are computed by a tower before the first layer, and all
-positions attend to earlier ones alone. Others are served as models of text: those whose image tokens see
-each other (Gemma 3 and 4, PaliGemma), and those whose image processor needs torchvision (Llama 4).
+A family is served where the rows of its images are computed by a tower before the first layer, and no token
+sees later ones but those of its own image. Others are served as models of text, or not at all.
 """
 
 from __future__ import annotations
@@ -37,6 +36,8 @@ class VisionFamily:
     options: tuple[tuple[str, Any], ...] = ()
 
 
+#: Longest run of line breaks that is looked for beside an image.
+_MOST_BREAKS = 32
 _NUMBERED = (("return_row_col_info", True),)
 #: By `model_type`.
 VISION_FAMILIES: Mapping[str, VisionFamily] = {
@@ -54,6 +55,8 @@ VISION_FAMILIES: Mapping[str, VisionFamily] = {
     "llava_next": VisionFamily("LLaVA-NeXT", layouts.of_unpadded_tiles),
     "idefics3": VisionFamily("Idefics 3", layouts.of_numbered_tiles, options=_NUMBERED),
     "smolvlm": VisionFamily("SmolVLM", layouts.of_numbered_tiles, options=_NUMBERED),
+    "gemma3": VisionFamily("Gemma 3", layouts.between_marks, options=(("do_pan_and_scan", False),)),
+    "gemma4": VisionFamily("Gemma 4", layouts.of_counted_rows),
 }
 
 
@@ -76,6 +79,8 @@ def facts_of(config: Any, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:
     if kind == "mistral3":
         line_end, image_end = hf_tokenizer.convert_tokens_to_ids(["[IMG_BREAK]", "[IMG_END]"])
         return {"patch": patch * config.spatial_merge_size, "line_end": line_end, "image_end": image_end}
+    if kind in ("gemma3", "gemma4"):
+        return _gemma_facts(config, processor, hf_tokenizer)
     if kind == "internvl":
         names = [
             getattr(hf_tokenizer, name, None) or default
@@ -91,6 +96,25 @@ def facts_of(config: Any, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:
     if kind == "llava_next":
         facts["resolutions"] = [list(each) for each in config.image_grid_pinpoints]
     return facts
+
+
+def _gemma_facts(config: Any, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:
+    """Return the facts of Gemma's images, whose tokens see each other: in Gemma 4 in windows alone."""
+    if config.model_type == "gemma4":
+        facts = {"image_start": config.boi_token_id, "image_end": config.eoi_token_id}
+        if config.text_config.use_bidirectional_attention == "vision":
+            facts |= {"sees_ahead": "in windows", "most_together": int(processor.max_soft_tokens)}
+        return facts
+    count = int(config.mm_tokens_per_image)
+    facts = {
+        "image_start": config.boi_token_index,
+        "image_end": config.eoi_token_index,
+        "rows_of_tile": count,
+    }
+    facts |= {"sees_ahead": "everywhere", "most_together": count, "placeholder": config.boi_token_index}
+    # There are two line breaks before and behind an image, and a run of them is one token of the vocabulary.
+    runs = (hf_tokenizer.encode("\n" * n, add_special_tokens=False) for n in range(_MOST_BREAKS + 1))
+    return facts | {"breaks": list(runs)}
 
 
 def _numbered_facts(side: int, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage, invalid_image
@@ -33,11 +35,13 @@ class Layout:
         tokens: ids of text, and None for rows of the tower.
         between: places of the text in it.
         grid: rows and columns, where positions need these.
+        together: see `PlacedImage`.
     """
 
     tokens: Tokens
     between: tuple[int, ...]
     grid: tuple[int, int] | None
+    together: tuple[tuple[int, int], ...]
 
 
 @dataclass(slots=True)
@@ -75,6 +79,16 @@ class ModelImageProcessor:
             options["patch_size"] = self.facts["patch"]
         return options
 
+    @property
+    def most_together(self) -> int:
+        """Most tokens in a row that see each other, and are computed in one step; 0: none do."""
+        return int(self.facts.get("most_together", 0))
+
+    @property
+    def sees_ahead_in_windows_only(self) -> bool:
+        """True if tokens of an image see each other in layers with a sliding window only."""
+        return bool(self.facts.get("sees_ahead") == "in windows")
+
     def num_tokens(self, width: int, height: int) -> int:
         """See `ImageProcessor`."""
         return len(self._layout(width, height).tokens)
@@ -84,6 +98,8 @@ class ModelImageProcessor:
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
         """See `ImageProcessor`."""
         ids = np.asarray(token_ids, np.int32)
+        if "breaks" in self.facts:
+            ids = _between_breaks(ids, self.placeholder, self.facts["breaks"])
         places = np.flatnonzero(ids == self.placeholder)
         if len(places) != len(images):
             raise InvalidRequestError(
@@ -107,6 +123,7 @@ class ModelImageProcessor:
                 between=layout.between,
                 grid=layout.grid,
                 rope_start=length + shift,
+                together=layout.together,
             )
             rows = iter(image_ids(one.identity, one.num_rows))
             own = [next(rows) if token is None else token for token in layout.tokens]
@@ -156,4 +173,56 @@ class ModelImageProcessor:
         if family.has_grid:
             _, rows, columns = inputs["image_grid_thw"][0].tolist()
             grid = rows // self.facts["merge"], columns // self.facts["merge"]
-        return Layout(tokens, between, grid)
+        together = tuple(_runs(tokens)) if self.most_together else ()
+        return Layout(tokens, between, grid, together)
+
+
+def _runs(tokens: Tokens) -> Iterator[tuple[int, int]]:
+    """Yield the first and the end of each run of tokens that are no text."""
+    start = 0
+    for is_text, run in groupby(token is not None for token in tokens):
+        end = start + len(list(run))
+        if not is_text:
+            yield start, end
+        start = end
+
+
+def _between_breaks(
+    ids: npt.NDArray[np.int32], placeholder: int, breaks: Sequence[Sequence[int]]
+) -> npt.NDArray[np.int32]:
+    """Return a prompt with two line breaks more before and behind each placeholder.
+
+    As the tokenizer writes them: a run of n breaks is `breaks[n]`, so that breaks of the text beside a
+    placeholder become one run with them.
+    """
+    count_of = {run[0]: n for n, run in enumerate(breaks) if len(run) == 1}
+    found: list[int] = []
+    pending, is_beside = 0, False  # breaks that are not written yet; a placeholder is next to them
+
+    def write(count: int) -> None:
+        while count:
+            run = min(count, len(breaks) - 1)
+            found.extend(breaks[run])
+            count -= run
+
+    kept: list[int] = []  # the tokens of the pending breaks, as they were
+    for token in ids.tolist():
+        if token == placeholder:
+            write(pending + 2)
+            found.append(token)
+            pending, is_beside, kept = 2, True, []
+        elif token in count_of:
+            pending += count_of[token]
+            kept.append(token)
+        else:
+            if is_beside:
+                write(pending)
+            else:
+                found += kept
+            found.append(token)
+            pending, is_beside, kept = 0, False, []
+    if is_beside:
+        write(pending)
+    else:
+        found += kept
+    return np.asarray(found, np.int32)

@@ -28,8 +28,14 @@ def in_lines(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
 
 
 def between_marks(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
-    """As many rows for each tile, all of them between two tokens (InternVL)."""
+    """As many rows for each tile, all of them between two tokens (InternVL, Gemma 3)."""
     num_rows = len(inputs["pixel_values"]) * facts["rows_of_tile"]
+    return [facts["image_start"], *[None] * num_rows, facts["image_end"]]
+
+
+def of_counted_rows(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """As many rows as the processor says, between two tokens (Gemma 4)."""
+    num_rows = int(inputs["num_soft_tokens_per_image"][0])
     return [facts["image_start"], *[None] * num_rows, facts["image_end"]]
 
 

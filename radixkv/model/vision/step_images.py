@@ -26,6 +26,7 @@ from radixkv.model.vision.vision_model import VisionModel
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.sequence import Sequence
+from radixkv_kernels import Ahead
 
 #: Bytes of encodings that are kept.
 ENCODER_CACHE_BYTES = 256 * 2**20
@@ -63,11 +64,13 @@ class StepImages:
         rows: rows of the step that are images', ascending.
         encodings: what goes there: encodings, with the first and the last + 1 of their rows.
         rope: rotary positions int64 [3, T]; None: they are the places in the prompt.
+        ahead: what rows see after their own position; None: nothing.
     """
 
     rows: list[npt.NDArray[np.int64]] = field(default_factory=list)
     encodings: list[tuple[Encoding, int, int]] = field(default_factory=list)
     rope: npt.NDArray[np.int64] | None = None
+    ahead: Ahead | None = None
 
     def inputs(self, vision: VisionModel, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
         """Return the arguments of a model's call for a step.
@@ -80,10 +83,12 @@ class StepImages:
             rope = to_device(self.rope.reshape(-1), positions.device).view(3, -1)
             padding = len(positions) - rope.shape[1]
             inputs["position_ids"] = torch.nn.functional.pad(rope, (0, padding))[:, None]
+        rows = to_device(np.concatenate([np.zeros(0, np.int64), *self.rows]), token_ids.device)
+        if vision.adds_to_layers:
+            inputs["per_layer_inputs"] = vision.embed_for_layers(token_ids, rows)
         if not self.rows:
             inputs["inputs_embeds"] = vision.embed(token_ids)[None]
             return inputs
-        rows = to_device(np.concatenate(self.rows), token_ids.device)
         embeds = vision.embed(token_ids.index_fill(0, rows, 0))
         embeds[rows] = torch.cat([each.rows[a:b] for each, a, b in self.encodings]).to(embeds.dtype)
         inputs["inputs_embeds"] = embeds[None]
@@ -97,6 +102,13 @@ class StepImages:
                 for layer in range(layers)
             ]
         return inputs
+
+
+def _look_ahead(counts: npt.NDArray[np.int32], image: PlacedImage, start: int, end: int, offset: int) -> None:
+    """Let an image's tokens in [start, end) see each other; the row of a position is `offset` further."""
+    for first, last in image.together:
+        places = np.arange(max(start, image.start + first), min(end, image.start + last))
+        counts[places + offset] = image.start + last - 1 - places
 
 
 class RunnerImages:
@@ -175,6 +187,11 @@ class RunnerImages:
                 if image.start >= end:
                     break
                 self._add(shown, self.key(entry.request, image), image, start, end, first - start)
+                if image.together:
+                    if shown.ahead is None:
+                        none = np.zeros(batch.num_tokens, np.int32)
+                        shown.ahead = Ahead(none, self.vision.processor.sees_ahead_in_windows_only)
+                    _look_ahead(shown.ahead.counts, image, start, end, first - start)
         return shown
 
     def _add(

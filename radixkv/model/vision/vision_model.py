@@ -78,6 +78,18 @@ class VisionModel:
         rows: Tensor = self.model.get_input_embeddings()(token_ids)
         return rows
 
+    @property
+    def adds_to_layers(self) -> bool:
+        """True if each layer gets an embedding of the tokens of its own (Gemma 4 E2B and E4B)."""
+        return bool(getattr(self.model.config.get_text_config(), "hidden_size_per_layer_input", 0))
+
+    def embed_for_layers(self, token_ids: Tensor, rows: Tensor) -> Tensor:
+        """Return [1, T, layers, size]: what layers add for token ids [T], of which `rows` are images'."""
+        text = self.model.model.language_model
+        padded = token_ids.index_fill(0, rows, int(text.config.pad_token_id))
+        embedded: Tensor = text.get_per_layer_inputs(padded[None])
+        return embedded
+
     def __call__(self, *, logits_to_keep: Tensor | None = None, **inputs: Any) -> Any:
         """Call the model as `call_model` does, with rows for some of its first layers, too."""
         if not self.family.is_deep:
@@ -128,5 +140,5 @@ def open_image_processor(
         logger.warning("%s is served without its sight: its image processor can't be had (%s)", name, reason)
         return None
     facts = facts_of(hf_config, processor, hf_tokenizer)
-    placeholder = int(hf_config.image_token_id)
+    placeholder = int(facts.pop("placeholder", hf_config.image_token_id))
     return ModelImageProcessor(str(hf_config.model_type), processor, placeholder, facts)
