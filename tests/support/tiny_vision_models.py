@@ -209,7 +209,9 @@ _MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         for name, more in (
             ("", dict(hidden_size_per_layer_input=0, use_bidirectional_attention="vision")),
             (" shared", dict(
-                hidden_size_per_layer_input=8, num_kv_shared_layers=2, vocab_size_per_layer_input=VOCAB_SIZE)),
+                hidden_size_per_layer_input=8, num_kv_shared_layers=2,
+                vocab_size_per_layer_input=VOCAB_SIZE,
+            )),
         )
     },
 }  # fmt: skip
@@ -269,8 +271,12 @@ class Reference:
         self._image = self._model.config.image_token_id
 
     @torch.inference_mode()
-    def logits(self, parts: Parts, answer: Sequence[int] = ()) -> torch.Tensor:
-        """Return the logits [T, V] of a prompt and of an answer to it, computed at once."""
+    def logits(self, parts: Parts, answer: Sequence[int] = (), *, is_causal: bool = False) -> torch.Tensor:
+        """Return the logits [T, V] of a prompt and of an answer to it, computed at once.
+
+        Args:
+            is_causal: tokens of an image don't see each other, whatever the model says.
+        """
         ids: list[int] = []
         pictures: list[Any] = []
         for part in parts:
@@ -289,6 +295,8 @@ class Reference:
                 images=pictures, return_tensors="pt", **self._processor.options
             )
         wanted = inspect.signature(self._model.forward).parameters
+        if is_causal:
+            inputs = {name: value for name, value in inputs.items() if not name.endswith("type_ids")}
         inputs = {name: value for name, value in inputs.items() if name in wanted}
         found = self._model(input_ids=row, use_cache=False, **inputs)
         return found.logits[0]
