@@ -7,6 +7,8 @@ step passed as one would be lost on the way.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +51,15 @@ def current_rows() -> Tensor | None:
     return is_row
 
 
+@functools.cache
+def chooses_rows(kind: type) -> bool:
+    """Return True if models of a class compute the logits of chosen rows alone; a few compute those of all."""
+    parameters = inspect.signature(getattr(kind, "forward", kind.__call__)).parameters
+    return "logits_to_keep" in parameters or any(
+        each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values()
+    )
+
+
 def call_model(
     model: Any,
     input_ids: Tensor,
@@ -69,7 +80,7 @@ def call_model(
     Returns:
         Logits [R, vocab].
     """
-    wanted = {} if rows is None else {"logits_to_keep": rows}
+    wanted = {} if rows is None or not chooses_rows(type(model)) else {"logits_to_keep": rows}
     if inputs is None:
         inputs = {"input_ids": input_ids[None], "position_ids": positions[None]}
     before = getattr(_thread, "step", None), getattr(_thread, "positions", None)
@@ -79,4 +90,4 @@ def call_model(
     finally:
         _thread.step, _thread.positions = before
     logits: Tensor = output.logits[0]
-    return logits
+    return logits if rows is None or wanted else logits[rows]

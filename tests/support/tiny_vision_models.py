@@ -22,10 +22,15 @@ from tests.support.tiny_models import byte_level_tokenizer, randomize
 
 #: Ids of control tokens, behind those of the tokenizer.
 START, END, IMAGE, VIDEO = 321, 322, 323, 324
-VOCAB_SIZE = 336
+VOCAB_SIZE = 344
 TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 #: Control tokens of families in which text stands between rows of an image.
 MORE_TOKENS = ["[IMG_BREAK]", "[IMG_END]", "<img>", "</img>", "<fake_token_around_image>"]
+MORE_TOKENS += [
+    f"<|{name}|>" for name in ("image_start", "tile_x_separator", "tile_y_separator", "image_end")
+]
+#: What stands for an image in a prompt, where that is no image's token.
+_PLACEHOLDERS = {"aya_vision": "<image>", "llama4": "<|image|>"}
 TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -64,6 +69,14 @@ _CLIP: dict[str, Any] = dict(
 _PINPOINTS = [[32, 64], [64, 32], [64, 64], [96, 32], [32, 96]]
 
 
+_PIXTRAL: dict[str, Any] = dict(
+    model_type="pixtral", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+    head_dim=16, patch_size=8, image_size=96,
+)  # fmt: skip
+_SIGLIP: dict[str, Any] = dict(
+    model_type="siglip_vision_model", hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=2, patch_size=8, image_size=32,
+)  # fmt: skip
 _WINDOWS: dict[str, Any] = dict(
     num_hidden_layers=4, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2,
 )  # fmt: skip
@@ -187,6 +200,129 @@ _MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         dict(image_processor_type="LlavaNextImageProcessor", size=dict(shortest_edge=32),
             crop_size=dict(height=32, width=32), image_grid_pinpoints=_PINPOINTS),
     ),
+    "llava pixtral": (
+        dict(
+            text_config=dict(_PLAIN, model_type="mistral"), vision_config=_PIXTRAL, vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+        ),
+        dict(image_processor_type="PixtralImageProcessor", size=dict(longest_edge=64), patch_size=8),
+    ),
+    "lighton_ocr": (
+        dict(text_config=dict(_PLAIN, model_type="qwen3"), vision_config=_PIXTRAL, spatial_merge_size=2),
+        dict(image_processor_type="PixtralImageProcessor", size=dict(longest_edge=96), patch_size=16),
+    ),
+    "aya_vision": (
+        dict(
+            text_config=dict(_PLAIN, model_type="cohere2", sliding_window=24), vision_config=_SIGLIP,
+            downsample_factor=2, alignment_intermediate_size=64, image_token_id=VIDEO,
+        ),
+        dict(image_processor_type="GotOcr2ImageProcessor", size=dict(height=32, width=32), min_patches=1,
+            max_patches=6),
+    ),
+    "vipllava": (
+        dict(text_config=dict(_PLAIN, model_type="llama"), vision_config=_CLIP,
+            vision_feature_layers=[-2, -1], vision_feature_layer=[-2, -1]),
+        dict(image_processor_type="CLIPImageProcessor", size=dict(shortest_edge=32),
+            crop_size=dict(height=32, width=32)),
+    ),
+    "deepseek_vl": (
+        dict(text_config=dict(_PLAIN, model_type="llama"), vision_config=_SIGLIP),
+        dict(image_processor_type="DeepseekVLImageProcessor", size=dict(height=32, width=32)),
+    ),
+    "got_ocr2": (
+        dict(
+            text_config=dict(_PLAIN, model_type="qwen2"),
+            vision_config=dict(
+                hidden_size=32, output_channels=16, num_hidden_layers=2, num_attention_heads=2, patch_size=8,
+                image_size=128, window_size=7, global_attn_indexes=[1], mlp_dim=48,
+            ),
+        ),
+        dict(image_processor_type="GotOcr2ImageProcessor", size=dict(height=128, width=128)),
+    ),
+    **{
+        kind: (
+            dict(
+                text_config=dict(_TEXT, rope_parameters=dict(_ROPE, partial_rotary_factor=1.0)),
+                vision_config=dict(
+                    depth=2, hidden_size=32, num_heads=2, out_hidden_size=64, intermediate_size=48,
+                    patch_size=8, spatial_merge_size=2, temporal_patch_size=2, image_size=64,
+                ),
+            ),
+            dict(_PIXELS, image_processor_type="Glm46VImageProcessor"),
+        )
+        for kind in ("glm46v", "glm_ocr")
+    },
+    "paddleocr_vl": (
+        dict(
+            text_config=dict(_TEXT, rope_parameters=_ROPE),
+            vision_config=dict(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                patch_size=8, image_size=64, spatial_merge_size=2,
+            ),
+        ),
+        dict(
+            image_processor_type="PaddleOCRVLImageProcessor", patch_size=8, merge_size=2,
+            temporal_patch_size=1, size=dict(shortest_edge=16 * 16, longest_edge=16 * 16 * 80),
+        ),
+    ),
+    "exaone4_5": (
+        dict(
+            text_config=dict(_PLAIN, model_type="exaone4", sliding_window=24, sliding_window_pattern=2),
+            vision_config=dict(
+                _TOWER, window_size=32, fullatt_block_indexes=[1], num_key_value_heads=2),
+        ),
+        _PIXELS,
+    ),
+    "hyperclovax_vision_v2": (
+        dict(
+            text_config=dict(_PLAIN, model_type="hyperclovax"),
+            vision_config=dict(
+                _TOWER, model_type="qwen2_5_vl_vision", window_size=32, fullatt_block_indexes=[1]),
+        ),
+        _PIXELS,
+    ),
+    "video_llama_3": (
+        dict(
+            text_config=dict(_PLAIN, model_type="qwen2"),
+            vision_config=dict(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                patch_size=8,
+            ),
+        ),
+        dict(
+            image_processor_type="VideoLlama3ImageProcessor", patch_size=8, merge_size=2,
+            size=dict(shortest_edge=16 * 16, longest_edge=16 * 16 * 80),
+        ),
+    ),
+    "lfm3_vl": (
+        dict(
+            text_config=dict(
+                _PLAIN, model_type="lfm3", num_hidden_layers=4, sliding_window=24,
+                layer_types=["conv", "full_attention", "conv", "sliding_attention"],
+            ),
+            projector_hidden_size=64,
+            vision_config=dict(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+                num_key_value_heads=2, patch_size=8, spatial_merge_size=2, temporal_patch_size=2,
+            ),
+        ),
+        _PIXELS,
+    ),
+    "llama4": (
+        dict(
+            text_config=dict(
+                _PLAIN, intermediate_size_mlp=96, num_experts_per_tok=1, num_local_experts=2,
+                attention_chunk_size=64, num_hidden_layers=4,
+            ),
+            vision_config=dict(
+                hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+                patch_size=8, image_size=32, vision_output_dim=48, projector_input_dim=48,
+                projector_output_dim=48,
+            ),
+            image_token_id=VIDEO,
+        ),
+        dict(image_processor_type="Llama4ImageProcessor", size=dict(height=32, width=32), max_patches=6),
+    ),
     "gemma3": (
         dict(
             text_config=dict(_PLAIN, **_WINDOWS), mm_tokens_per_image=36, boi_token_index=IMAGE,
@@ -232,8 +368,9 @@ def save_tiny_vision_model(folder: Path, kind: str, seed: int = 0) -> Path:
         model.get_output_embeddings().weight[320:].zero_()
     model.save_pretrained(folder)
     tokenizer = byte_level_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": TOKENS + MORE_TOKENS})
-    assert tokenizer.convert_tokens_to_ids(TOKENS) == [START, END, IMAGE, VIDEO]
+    names = [_PLACEHOLDERS.get(kind, name) if name == "<|image_pad|>" else name for name in TOKENS]
+    tokenizer.add_special_tokens({"additional_special_tokens": names + MORE_TOKENS})
+    assert tokenizer.convert_tokens_to_ids(names) == [START, END, IMAGE, VIDEO]
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(pixels))
@@ -295,6 +432,8 @@ class Reference:
                 images=pictures, return_tensors="pt", **self._processor.options
             )
         wanted = inspect.signature(self._model.forward).parameters
+        if "pixel_values" in inputs:
+            inputs["pixel_values"] = inputs["pixel_values"].to(self._model.dtype)
         if is_causal:
             inputs = {name: value for name, value in inputs.items() if not name.endswith("type_ids")}
         inputs = {name: value for name, value in inputs.items() if name in wanted}

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage, invalid_image
 from radixkv.images.placed_image import PlacedImage, identity_of, image_ids
+from radixkv.model.vision import layouts
 from radixkv.model.vision.families import VISION_FAMILIES
 from radixkv.model.vision.layouts import Tokens
 
@@ -50,9 +51,9 @@ class ModelImageProcessor:
 
     Args:
         family: key of `VISION_FAMILIES`.
-        processor: image processor of transformers, of those that need no torchvision.
+        processor: image processor of transformers, of those that need no torchvision, or `Llama4Pixels`.
         placeholder: id that stands for an image in what a chat template gives.
-        facts: of the model; see `radixkv.model.vision.families.facts_of`.
+        facts: of the model; see `radixkv.model.vision.facts`.
     """
 
     family: str
@@ -75,7 +76,7 @@ class ModelImageProcessor:
     def options(self) -> dict[str, Any]:
         """Arguments that the image processor gets with each image."""
         options = dict(VISION_FAMILIES[self.family].options)
-        if self.family == "mistral3":
+        if VISION_FAMILIES[self.family].layout is layouts.in_lines:
             options["patch_size"] = self.facts["patch"]
         return options
 

@@ -45,6 +45,33 @@ def of_one_tile(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
     return [None] * (height * width + facts["class_rows"])
 
 
+def of_merged_patches(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """One row for each square of merged patches, of an image of any size (LightOnOCR)."""
+    height, width = (int(side) // facts["patch"] for side in inputs["image_sizes"][0])
+    return [None] * (height * width)
+
+
+def of_counted_tiles(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """Tiles after words with their number, then the whole image (Aya Vision)."""
+    words, tile = facts["words"], [None] * facts["rows_of_tile"]
+    tokens: list[int | None] = [*words["start"]]
+    for number in range(1, len(inputs["pixel_values"])):
+        tokens += [*words[f"{number}"], *tile]
+    return [*tokens, *words["whole"], *tile, *words["end"]]
+
+
+def of_separated_tiles(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
+    """Tiles with a token between those of a line, and one after it, then the whole image (Llama 4)."""
+    rows, columns = (int(count) for count in inputs["aspect_ratios"][0])
+    tile = [None] * facts["rows_of_tile"]
+    tokens: list[int | None] = [facts["image_start"]]
+    for _ in range(rows if rows * columns > 1 else 0):
+        for column in range(columns):
+            tokens += tile if column == 0 else [facts["tile_x_separator"], *tile]
+        tokens.append(facts["tile_y_separator"])
+    return [*tokens, facts["image"], *tile, facts["image_end"]]
+
+
 def of_unpadded_tiles(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
     """The rows of the image shrunk to a tile, then of tiles without their padding, by lines (LLaVA-NeXT)."""
     from transformers.image_processing_utils import select_best_resolution  # heavy

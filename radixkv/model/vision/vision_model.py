@@ -14,16 +14,18 @@ from torch import Tensor
 
 from radixkv.images.image_files import DecodedImage
 from radixkv.model.loading.weight_files import stored_tensors
+from radixkv.model.step_context import chooses_rows
 from radixkv.model.vision.encoder_cache import Encoding
-from radixkv.model.vision.families import VISION_FAMILIES, facts_of, is_served
+from radixkv.model.vision.families import VISION_FAMILIES, family_of
 from radixkv.model.vision.image_placing import ModelImageProcessor
+from radixkv.model.vision.llama4_pixels import Llama4Pixels
 
 logger = logging.getLogger("radixkv")
 
 #: Attention inside of towers: images are encoded one by one, whole.
 _TOWER_ATTENTION = "sdpa"
 #: Names of towers in models, and in the names of their tensors.
-_TOWERS = ("visual", "vision_tower", "vision_model")
+_TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 #: Files with the settings of a model's image processor.
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 
@@ -43,12 +45,14 @@ class VisionModel:
         self.model = model
         self.processor = processor
         self.stops_between_layers = False
-        self.family = VISION_FAMILIES[model.config.model_type]
-        self._inputs = frozenset(inspect.signature(model.model.get_image_features).parameters)
+        self.family = VISION_FAMILIES[processor.family]
+        # Llama 4 has no model without its head.
+        self._whole = model if hasattr(model, "language_model") else model.model
+        self._inputs = frozenset(inspect.signature(self._whole.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
         model.config.vision_config._attn_implementation = _TOWER_ATTENTION
         self.tower = next(
-            found for name in _TOWERS if (found := getattr(model.model, name, None)) is not None
+            found for name in _TOWERS if (found := getattr(self._whole, name, None)) is not None
         )
         for module in self.tower.modules():
             if hasattr(module, "config"):
@@ -67,10 +71,15 @@ class VisionModel:
 
         Alone, so that its rows do not depend on other images, or on where its prompt was cut.
         """
-        device = self.model.device
-        inputs = {name: value.to(device) for name, value in prepared.items()}
-        output = self.model.model.get_image_features(**inputs, return_dict=True)
+        device, dtype = self.model.device, self.model.dtype
+        inputs = {
+            name: value.to(device, dtype if value.is_floating_point() else None)
+            for name, value in prepared.items()
+        }
+        output = self._whole.get_image_features(**inputs, return_dict=True)
         deep = tuple(_joined(each) for each in getattr(output, "deepstack_features", None) or ())
+        if self._whole is self.model:
+            return Encoding(self.model.multi_modal_projector(_joined(output.last_hidden_state)))
         return Encoding(_joined(output.pooler_output), deep)
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -85,7 +94,7 @@ class VisionModel:
 
     def embed_for_layers(self, token_ids: Tensor, rows: Tensor) -> Tensor:
         """Return [1, T, layers, size]: what layers add for token ids [T], of which `rows` are images'."""
-        text = self.model.model.language_model
+        text = self._whole.language_model
         padded = token_ids.index_fill(0, rows, int(text.config.pad_token_id))
         embedded: Tensor = text.get_per_layer_inputs(padded[None])
         return embedded
@@ -93,10 +102,13 @@ class VisionModel:
     def __call__(self, *, logits_to_keep: Tensor | None = None, **inputs: Any) -> Any:
         """Call the model as `call_model` does, with rows for some of its first layers, too."""
         if not self.family.is_deep:
-            wanted = {} if logits_to_keep is None else {"logits_to_keep": logits_to_keep}
-            return self.model(**inputs, **wanted)
+            if logits_to_keep is None:
+                return self.model(**inputs)
+            if chooses_rows(type(self.model)):
+                return self.model(**inputs, logits_to_keep=logits_to_keep)
+            return SimpleNamespace(logits=self.model(**inputs).logits[:, logits_to_keep])
         # The whole model finds images by their token id, which an answer may spell.
-        hidden = self.model.model.language_model(**inputs).last_hidden_state
+        hidden = self._whole.language_model(**inputs).last_hidden_state
         if logits_to_keep is not None:
             hidden = hidden[:, logits_to_keep]
         return SimpleNamespace(logits=self.model.lm_head(hidden))
@@ -118,7 +130,7 @@ def has_sight(hf_config: Any, folder: Path) -> bool:
 
 def has_image_settings(hf_config: Any, folder: Path) -> bool:
     """Return True if a folder's model is of a family that sees, with settings for images; of any weights."""
-    return is_served(hf_config) and any((folder / name).is_file() for name in _SETTINGS)
+    return bool(family_of(hf_config)) and any((folder / name).is_file() for name in _SETTINGS)
 
 
 def open_vision(name: str, model: Any, folder: Path, hf_tokenizer: Any) -> VisionModel | None:
@@ -133,12 +145,17 @@ def open_image_processor(
     """Return the image processor of a folder that `has_image_settings`; None, with a warning: see above."""
     from transformers import AutoImageProcessor  # heavy
 
+    family = family_of(hf_config)
     try:
-        processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
+        processor: Any
+        if family == "llama4":
+            processor = Llama4Pixels.read(folder)
+        else:
+            processor = AutoImageProcessor.from_pretrained(folder, backend="pil", local_files_only=True)
     except Exception as error:  # whatever transformers does with a folder's files
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         logger.warning("%s is served without its sight: its image processor can't be had (%s)", name, reason)
         return None
-    facts = facts_of(hf_config, processor, hf_tokenizer)
+    facts = VISION_FAMILIES[family].facts(hf_config, processor, hf_tokenizer)
     placeholder = int(facts.pop("placeholder", hf_config.image_token_id))
-    return ModelImageProcessor(str(hf_config.model_type), processor, placeholder, facts)
+    return ModelImageProcessor(family, processor, placeholder, facts)
