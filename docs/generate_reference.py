@@ -26,6 +26,7 @@ from radixkv.cli.main import command_tree
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig
 from radixkv.model.loading import checkpoint_formats
+from radixkv.model.vision import families
 from radixkv.option_names import TABLE_OF
 from radixkv.text.chat_formats.formats import FORMATS
 from radixkv_server.app import APIS
@@ -42,6 +43,8 @@ _FORMATS_HEAD = """| form | `quant_method` | on a CPU | on a GPU |
 | float32, bfloat16, float16 | | yes | yes |
 | GGUF | | as blocks: [below](#gguf-files-on-a-cpu) | [as blocks](#stored-weights-on-a-gpu) |
 """
+_FAMILIES_HEAD = "| family | `model_type` | |\n| --- | --- | --- |\n"
+_BLIND_HEAD = "| why not | `model_type` |\n| --- | --- |\n"
 _FORMATS_LAST = "| any other, or tensors that no form explains |"
 
 
@@ -389,6 +392,20 @@ def models_page() -> str:
     return before + head + "".join(f"{row}\n" for row in rows) + rest[last:]
 
 
+def images() -> str:
+    """Return the page on images with the tables of the families that see, and of those that don't."""
+    path = ROOT / "docs" / "images.md"
+    before, head, rest = path.read_text(encoding="utf-8").partition(_FAMILIES_HEAD)
+    rows = [
+        f"| {family.name} | {code(kind.split()[0])} | {family.note} |"
+        for kind, family in families.VISION_FAMILIES.items()
+    ]
+    text = before + head + "\n".join(rows) + "\n" + rest[rest.index("\n\n") + 1 :]
+    before, head, rest = text.partition(_BLIND_HEAD)
+    rows = [f"| {reason} | {', '.join(map(code, kinds))} |" for reason, kinds in families.NOT_SERVED.items()]
+    return before + head + "\n".join(rows) + "\n" + rest[rest.index("\n\n") + 1 :]
+
+
 def pages() -> dict[Path, str]:
     """Return the contents of the generated pages."""
     tree = command_tree()
@@ -408,6 +425,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "architectures.md": architectures(),
         FOLDER / "files.md": files(),
         FOLDER.parent / "models.md": models_page(),
+        FOLDER.parent / "images.md": images(),
     }
 
 

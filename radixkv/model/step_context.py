@@ -53,7 +53,7 @@ def current_rows() -> Tensor | None:
 
 @functools.cache
 def chooses_rows(kind: type) -> bool:
-    """Return True if models of a class compute the logits of chosen rows alone; a few compute those of all."""
+    """Return True if models of a class compute the logits of chosen rows; a few compute those of all."""
     parameters = inspect.signature(getattr(kind, "forward", kind.__call__)).parameters
     return "logits_to_keep" in parameters or any(
         each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values()

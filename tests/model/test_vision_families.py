@@ -17,6 +17,7 @@ from tiny_vision_models import TINY_VISION_MODELS, Parts, template_ids, words
 from vision_trials import COUNT, ONE, SMALL, TWO, Trial, answers, dialogues, num_encoded, prompt
 
 from radixkv import SamplingParams
+from radixkv.model.vision.families import family_of, reason_without_sight
 from radixkv.model.vision.vision_model import has_image_settings
 
 
@@ -127,8 +128,15 @@ def test_deterministic_bits_do_not_depend_on_hits_chunks_or_batches(trial: Trial
         assert [bits(each) for each in together] == alone
 
 
-def test_a_mixture_of_two_families_reads_text_alone(tmp_path: Path) -> None:
+def test_a_model_without_sight_says_why(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text("{}")
-    for tower, is_shown in (("clip_vision_model", True), ("pixtral", False)):
-        config = AutoConfig.for_model("llava", vision_config={"model_type": tower})
-        assert has_image_settings(config, tmp_path) is is_shown
+    sees = {"llava": "", "gemma3": "", "paligemma": "no prefix", "cohere2_vision": "torchvision"}
+    for kind, why in sees.items():
+        config = AutoConfig.for_model(kind)
+        assert has_image_settings(config, tmp_path) is not bool(why)
+        assert why in reason_without_sight(config)
+    assert (
+        family_of(AutoConfig.for_model("llava", vision_config={"model_type": "pixtral"})) == "llava pixtral"
+    )
+    assert family_of(AutoConfig.for_model("llava")) == "llava"
+    assert not reason_without_sight(AutoConfig.for_model("llama"))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts of a model's images, by family: what `layouts` needs of the model.
 
-Each function takes its configuration, its image processor and its tokenizer, and returns plain data. `placeholder`, where it is among them, is the id that
-stands for an image in what a chat template gives; otherwise that is the id of an image's tokens.
+Each function takes its configuration, its image processor and its tokenizer, and returns plain data.
+`placeholder`, where it is among them, is the id that stands for an image in what a chat template gives;
+otherwise that is the id of an image's tokens.
 """
 
 from __future__ import annotations

@@ -110,3 +110,38 @@ def family_of(config: Any) -> str:
     if named in VISION_FAMILIES:
         return named
     return kind if kind in VISION_FAMILIES else ""
+
+
+#: Why other architectures of transformers that read images don't see here: reason -> `model_type`s.
+NOT_SERVED: Mapping[str, tuple[str, ...]] = {
+    "its image processor needs torchvision": (
+        "cohere2_vision", "gemma4_unified", "inkling2", "inkling_mm_model", "kimi_k25", "lfm2_vl",
+        "minicpm_ocr", "minimax_m3_vl", "molmo2", "muse_glimmer", "muse_spark", "nemotron_h_omni",
+        "perception_lm", "pp_formulanet", "step3p7", "unlimited_ocr",
+    ),
+    "its tower needs timm": ("fast_vlm", "gemma3n"),
+    "a prompt's tokens see each other, text too, so that no prefix of it can be used again": ("paligemma",),
+    "an image has other tokens in a prompt with several": (
+        "idefics2", "llava_onevision", "minicpmv4_6", "minicpmv4_7",
+    ),
+    "layers attend to the image apart from the prompt": (
+        "blip", "evolla", "florence2", "git", "idefics", "mllama", "pix2struct", "t5gemma2", "udop",
+        "vision-encoder-decoder",
+    ),
+    "images are tokens of the vocabulary that another model makes": ("chameleon", "emu3", "janus"),
+    "its experts depend on which tokens are an image's": ("ernie4_5_vl_moe",),
+    "it does not write text, or not from left to right": ("diffusion_gemma", "pi0", "shieldgemma2"),
+    "it has not been tried": (
+        "aria", "blip-2", "cohere_compass", "cosmos3_edge", "cosmos3_omni", "deepseek_ocr2",
+        "deepseek_vl_hybrid", "dots3_note", "fuyu", "glm5_next", "glmga", "granite4_vision",
+        "granite_docling", "hunyuan_vl", "instructblip", "instructblipvideo", "kosmos-2", "kosmos-2.5",
+        "llava_next_video", "mistral4", "mistral_large4", "ovis2", "pp_chart2table", "qianfan_ocr",
+        "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker", "qwen4_exp", "video_llava",
+    ),
+}  # fmt: skip
+
+
+def reason_without_sight(config: Any) -> str:
+    """Return why an architecture that reads images does not see here; empty: it sees, or reads none."""
+    kind = str(config.model_type)
+    return next((reason for reason, kinds in NOT_SERVED.items() if kind in kinds), "")
