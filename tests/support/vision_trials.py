@@ -18,6 +18,7 @@ class Trial:
     """A family's folder, transformers' model of it, and engines on it."""
 
     def __init__(self, kind: str, folder: Path) -> None:
+        self.kind = kind
         self.folder = save_tiny_vision_model(folder, kind)
         # Checkpoints of states are at multiples of 64 tokens.
         self.begin = words(1, 70 if kind.startswith("qwen3_5") else 21)
