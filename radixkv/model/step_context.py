@@ -51,9 +51,14 @@ def current_rows() -> Tensor | None:
     return is_row
 
 
+def chooses_rows(model: Any) -> bool:
+    """Return True if a model computes the logits of chosen rows; a few compute those of all."""
+    kind: Any = type(model)
+    return _chooses_rows(kind)
+
+
 @functools.cache
-def chooses_rows(kind: type) -> bool:
-    """Return True if models of a class compute the logits of chosen rows; a few compute those of all."""
+def _chooses_rows(kind: Any) -> bool:
     parameters = inspect.signature(getattr(kind, "forward", kind.__call__)).parameters
     return "logits_to_keep" in parameters or any(
         each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters.values()
@@ -80,7 +85,7 @@ def call_model(
     Returns:
         Logits [R, vocab].
     """
-    wanted = {} if rows is None or not chooses_rows(type(model)) else {"logits_to_keep": rows}
+    wanted = {} if rows is None or not chooses_rows(model) else {"logits_to_keep": rows}
     if inputs is None:
         inputs = {"input_ids": input_ids[None], "position_ids": positions[None]}
     before = getattr(_thread, "step", None), getattr(_thread, "positions", None)

@@ -104,7 +104,7 @@ class VisionModel:
         if not self.family.is_deep:
             if logits_to_keep is None:
                 return self.model(**inputs)
-            if chooses_rows(type(self.model)):
+            if chooses_rows(self.model):
                 return self.model(**inputs, logits_to_keep=logits_to_keep)
             return SimpleNamespace(logits=self.model(**inputs).logits[:, logits_to_keep])
         # The whole model finds images by their token id, which an answer may spell.
