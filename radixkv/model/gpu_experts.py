@@ -112,7 +112,7 @@ class GpuExperts(StoredExperts):
                 for weight, bias in zip((plain.gate_up_proj, plain.down_proj), biases, strict=True)
             )
         self.gate_up, self.down = gate_up, down
-        gate = describe_gate(plain)
+        gate = _describe_gate(plain)
         assert gate is not None
         self.gate = gate if alternate is None else replace(gate, alternate=alternate)
         self.fixed_rows = False
@@ -285,7 +285,7 @@ _GROUP_ROUTERS = frozenset(
 )
 
 
-def describe_gate(plain: Any) -> Gate | None:
+def _describe_gate(plain: Any) -> Gate | None:
     """Describe the gate of transformers' experts; None: the kernels have none such."""
     if type(plain).__name__ == "GptOssExperts":
         return Gate("clamped", True, float(plain.limit), float(plain.alpha))
@@ -295,18 +295,23 @@ def describe_gate(plain: Any) -> Gate | None:
     return Gate(activation)
 
 
+def can_compute(module: Any) -> bool:
+    """Return True for experts of transformers with a gate that the kernels have, whatever their weights."""
+    return (
+        type(module).__module__.startswith("transformers.models.")
+        and bool(getattr(module, "has_gate", False))
+        and not getattr(module, "has_post_expert_norm", False)
+        and _describe_gate(module) is not None
+    )
+
+
 def _is_plain_experts(module: Any) -> bool:
-    """Return True for experts of transformers with plain weights and a gate that the kernels have."""
-    if not type(module).__module__.startswith("transformers.models.") or not getattr(
-        module, "has_gate", False
-    ):
-        return False
+    """Return True for experts that `can_compute`, with plain weights."""
     weights: list[Any] = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
     return (
         all(isinstance(weight, nn.Parameter) and weight.ndim == 3 for weight in weights)
         and all(weight.dtype in (torch.bfloat16, torch.float16, torch.float32) for weight in weights)
-        and not getattr(module, "has_post_expert_norm", False)
-        and describe_gate(module) is not None
+        and can_compute(module)
     )
 
 

@@ -23,7 +23,7 @@ from radixkv.model.decoder_layers import (
     WholeProduct,
     reads_weight,
 )
-from radixkv.model.gpu_experts import GpuExperts, describe_gate
+from radixkv.model.gpu_experts import GpuExperts, can_compute
 from radixkv.model.gpu_products import FP8_CAPABILITY, TiledProduct
 from radixkv.model.gpu_tiles import needs_float8, tiled
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
@@ -56,6 +56,10 @@ class Target:
         if self.device.type != "cpu":
             release_file_pages(address_ranges(weight.tensors))
         return found.with_bias(bias)
+
+    def computes(self, experts: Any) -> bool:
+        """Return True for transformers' experts whose gate the kernels have."""
+        return can_compute(experts)
 
     def embedding(self, plain: nn.Embedding, weight: StoredWeight) -> nn.Module:
         """An embedding with a stored table."""
@@ -226,7 +230,7 @@ def tile_stored_weights(
     target = Target(device, dtype)
     for path, module in list(model.named_modules()):
         parts = stored_experts(module)
-        if parts is not None and module.has_gate and describe_gate(module) is not None:
+        if parts is not None and can_compute(module):
             biases = (module.gate_up_proj_bias, module.down_proj_bias) if module.has_bias else (None, None)
             experts = StoredGpuExperts(module, *parts, target, biases=biases)
             _put(model, path, experts if for_ranks else experts.packed())

@@ -20,6 +20,7 @@ are rounded as those of a dequantised weight are.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -233,7 +234,7 @@ class TiledWeight:
             self.scales is not None and (self.has_leasts or self.supers is not None or not many)
         )
 
-    @property
+    @functools.cached_property
     def form(self) -> TileForm:
         """What kernels are compiled for."""
         scales, supers, plane = self.scales, self.supers, self.plane

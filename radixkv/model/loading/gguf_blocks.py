@@ -209,12 +209,16 @@ class _Placing:
             if tensor is None:
                 self._refuse_missing([f"{path} ({name})"])
             self._check_shape(tensor, torch.Size(shape))
-        if self._target is not None:
+        if self._target is not None and self._target.computes(module):
             self._put(path, self._stored_experts(module, tensors))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
         if self.dtype is not None:
+            device = None if self._target is None else self._target.device
             for name, value in stacked_experts(module, tensors).items():
-                setattr(module, name, nn.Parameter(value.to(self.dtype), requires_grad=False))
+                setattr(module, name, nn.Parameter(value.to(device, self.dtype), requires_grad=False))
+            if self._target is not None:
+                kinds = (tensor.tensor_type.name for name, tensor in tensors.items() if "weight" in name)
+                self._target.expanded.update(kinds)
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
         # needs numba, which is optional
         from radixkv.model.cpu_layers.block_experts import fix_routing

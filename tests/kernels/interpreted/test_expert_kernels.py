@@ -110,8 +110,8 @@ def test_experts(form: str, activation: str, dtype: torch.dtype) -> None:
     biases: list[Tensor | None] = [None, None]
     if activation == "clamped":
         biases = [torch.randn(EXPERTS, width).to(dtype) * 0.2 for width in (2 * INNER, WIDTH)]
-        gate_up = TiledWeight(**{**vars(gate_up), "bias": biases[0]})
-        down = TiledWeight(**{**vars(down), "bias": biases[1]})
+        gate_up = gate_up.with_bias(biases[0])
+        down = down.with_bias(biases[1])
     wanted = exact(x, ids, route, (gate_numbers, biases[0]), (down_numbers, biases[1]), gate)
     got = run_experts(x, ids, route, gate_up, down, gate)
     assert got.dtype == dtype
