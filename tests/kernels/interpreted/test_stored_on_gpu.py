@@ -16,12 +16,24 @@ from kernel_count import kernels_by_module
 from nightly import by_day
 from quantised_formats import FORMATS
 from safetensors.torch import load_file, save_file
-from test_fused_gpu_layers import MAX_KERNELS, cold_and_hot, expected, make_runner
+from test_fused_gpu_layers import (
+    MAX_KERNELS,
+    batch_of,
+    cold_and_hot,
+    entry,
+    expected,
+    make_runner,
+    recorded,
+    some_tokens,
+)
+from tiny_adapters import peft_model, plain_model, save_adapter
 from tiny_models import save_tiny_model
 from torch import nn
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model.batch_invariance import fix_rows
+from radixkv.model.cuda_graphs import StepGraphs
+from radixkv.model.decoder_layers import WholeExperts
 from radixkv.model.device_paths import rewrite_layers
 from radixkv.model.gpu_experts import GpuExperts
 from radixkv.model.gpu_layers import FusedGpuLayer
@@ -61,7 +73,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stored_folder(original: Path, path: Path, name: str) -> tuple[Path, Path]:
     """A folder in a format, and one with the numbers that its codes stand for."""
-    folder, plain = (Path(shutil.copytree(original, path / each)) for each in ("stored", "plain"))
+    folder, plain = (
+        Path(shutil.copytree(original, path / each / "tiny-llama")) for each in ("stored", "plain")
+    )
     write, settings = FORMATS[name]
     written.quantise(folder, write, settings, plain=plain)
     return folder, plain
@@ -238,3 +252,46 @@ def test_shares_of_ranks(original: Path, tmp_path: Path, name: str) -> None:
     parts = [whole.of_inputs(own, has_bias=own.start == 0) for own in halves]
     total = sum(part(x[:, own.start : own.stop]) for part, own in zip(parts, halves, strict=True))
     assert torch.allclose(total, wanted, atol=1e-4)
+
+
+@torch.no_grad()
+def test_experts_of_ranks(tmp_path: Path) -> None:
+    """Whole experts on each; results of two ranks add up to those of one."""
+    folder = save_tiny_model(tmp_path / "stored", "gpt-oss")
+    written.quantise_gpt_oss(folder, plain=Path(shutil.copytree(folder, tmp_path / "plain")))
+    ranks = EngineConfig(
+        model=str(folder), device="cpu", dtype="float32", attention_backend="triton", tensor_parallel=2
+    )
+    model = load_model(ranks, show_progress=False).model
+    whole = next(each for each in model.modules() if isinstance(each, WholeExperts))
+    x = torch.randn(5, load(folder).hf_config.hidden_size)
+    ids, weights = torch.stack([torch.randperm(whole.num_experts)[:2] for _ in range(5)]), torch.rand(5, 2)
+    half = whole.num_experts // 2
+    parts = [whole.of_experts(own) for own in (range(half), range(half, whole.num_experts))]
+    total = sum(part.packed()(x, ids, weights) for part in parts)
+    torch.testing.assert_close(total, whole.packed()(x, ids, weights), rtol=0, atol=1e-5)
+
+
+@pytest.mark.nightly
+@torch.no_grad()
+def test_adapters_and_graphs(original: Path, tmp_path: Path) -> None:
+    """An adapter's rows and the base's in one step, eagerly and recorded."""
+    folder, plain = stored_folder(original, tmp_path, "awq")
+    adapted = peft_model(plain, 1)
+    runner = make_runner(load(folder), max_lora_rank=8)
+    assert runner.adapters is not None
+    adapter, _ = runner.adapters.read(save_adapter(adapted, tmp_path / "adapter"), 8)
+    graphs = StepGraphs(
+        runner.model, runner.kv, runner.backend, max_rows=12, record=recorded, adapters=runner.adapters
+    )
+    tokens = [some_tokens(4, row) for row in range(2)]
+    models = (adapted, plain_model(plain))
+    wanted = [
+        model(torch.tensor([own]), use_cache=False).logits[0]
+        for model, own in zip(models, tokens, strict=True)
+    ]
+    batch = batch_of(*((own, 0, len(own), [row]) for row, own in enumerate(tokens)))
+    batch.entries.extend(entry(each) for each in (adapter, None))
+    for runner.graphs in (None, *[graphs] * 4):
+        torch.testing.assert_close(runner.execute(batch), torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    assert graphs.replayed >= 1
