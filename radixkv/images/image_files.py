@@ -219,6 +219,9 @@ def _in_rgb(image: PillowImage) -> PillowImage:
 
     image.load()
     picture = ImageOps.exif_transpose(image)
+    if picture.mode.startswith("I;16"):  # Pillow cuts off what is brighter than 255 of 65,535
+        is_little = not picture.mode.endswith("B")
+        picture = Image.frombytes("L", picture.size, picture.tobytes()[is_little::2])
     if picture.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         white = Image.new("RGBA", picture.size, "white")

@@ -92,6 +92,7 @@ class ServerContext:
         tenants.warn_of_well_known_keys()
         tracing = None if endpoint is None else Tracing(otlp_exporter(endpoint), engine.model_name)
         metrics = ServerMetrics(engine, by_tenant=not tenants.is_open, vllm_names=settings.vllm_metrics)
+        processor = engine.image_processor
         images = ImageLoader(
             max_images=settings.max_images,
             max_bytes=settings.max_image_bytes,
@@ -100,8 +101,9 @@ class ServerContext:
             fetcher=ImageFetcher(settings.max_image_bytes, settings.image_url_timeout_s)
             if settings.image_urls
             else None,
+            check_size=None if processor is None else processor.num_tokens,
         )
-        if engine.image_processor is not None:
+        if processor is not None:
             metrics.registry.register(ImageCollector(engine, images))
         tasks = set[asyncio.Task[Any]]()
         return cls(

@@ -97,6 +97,12 @@ def test_low_detail_shrinks() -> None:
     assert (image.width, image.height) == (16, 8)
 
 
+def test_16_bits_of_grey_are_not_cut_off() -> None:
+    rows = b"".join((level * 257).to_bytes(2, "little") for level in range(256))
+    decoded = decode_image(file_of(Image.frombytes("I;16", (256, 1), rows)), PIXELS)
+    assert list(decoded.rgb) == [level for level in range(256) for _ in range(3)]
+
+
 def test_a_thumbnail_is_small() -> None:
     thumbnail = decode_image(file_of(picture(1, (100, 90))), PIXELS).thumbnail()
     head, _, data = thumbnail.partition(",")

@@ -357,6 +357,9 @@ def test_bad_images_are_errors_of_the_client_and_harm_nobody(server: LiveServer,
         assert answer.status_code == 400, answer.text
         assert why in answer.json()["error"]["message"]
         assert answer.json()["error"]["code"] == "invalid_image"
+        said = [{"role": "user", "content": [image]}, {"role": "assistant", "content": "a ship"}]
+        later = {"messages": [*said, {"role": "user", "content": "and now?"}], "max_tokens": 2}
+        assert http.post("/v1/chat/completions", json=later).status_code == 200, "it does not end the session"
         assert http.get("/health").status_code == 200
 
 

@@ -187,6 +187,12 @@ def test_a_slow_site_has_its_time(site: ThreadingHTTPServer) -> None:
         "fec0::1",
         "ff02::1",
         "2001:db8::1",
+        "192.0.0.8",
+        "192.88.99.1",
+        "3fff::1",
+        "5f00::1",
+        "::ffff:0:7f00:1",
+        "64:ff9b:1::7f00:1",
         "not an address",
     ],
 )

@@ -147,10 +147,7 @@ class ModelImageProcessor:
         try:
             return dict(self.processor(images=[picture], return_tensors="pt", **self.options))
         except ValueError as error:
-            width, height = picture.size
-            raise invalid_image(
-                f"an image of {width} x {height} can't be shown to this model: {error}"
-            ) from error
+            raise _not_shown(picture.size, error) from error
 
     def _layout(self, width: int, height: int) -> Layout:
         size = width, height
@@ -159,7 +156,11 @@ class ModelImageProcessor:
         if known is None:
             from PIL import Image  # heavy, and only where images are
 
-            known = self._layout_of(self._processed(Image.new("RGB", size)))
+            inputs = self._processed(Image.new("RGB", size))
+            try:
+                known = self._layout_of(inputs)
+            except ValueError as error:
+                raise _not_shown(size, error) from error
             with self._lock:
                 self._layouts[size] = known
                 if len(self._layouts) > _MAX_KNOWN_SIZES:
@@ -227,3 +228,8 @@ def _between_breaks(
     else:
         found += kept
     return np.asarray(found, np.int32)
+
+
+def _not_shown(size: tuple[int, int], error: ValueError) -> InvalidRequestError:
+    width, height = size
+    return invalid_image(f"an image of {width} x {height} can't be shown to this model: {error}")

@@ -23,6 +23,8 @@ def in_a_grid(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
 def in_lines(inputs: Mapping[str, Any], facts: Facts) -> Tokens:
     """Lines of patches that end with a token, the last one with another (Pixtral, Mistral 3)."""
     height, width = (int(side) // facts["patch"] for side in inputs["image_sizes"][0])
+    if height * width == 1:  # transformers takes a single row for none
+        raise ValueError(f"it is one patch of {facts['patch']} pixels; the model takes two or more")
     line: list[int | None] = [*[None] * width, facts["line_end"]]
     return [*(line * height)[:-1], facts["image_end"]]
 

@@ -65,9 +65,13 @@ def is_public(address: str) -> bool:
             return all(map(is_public, inner))
         if ip.is_site_local:
             return False
+    if any(ip in network for network in _NOT_PUBLIC):
+        return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved)
 
 
+# What older versions of Python take for global: protocols' own, relays' and documentation's addresses.
+_NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16")))
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 

@@ -86,6 +86,8 @@ class ImageLoader:
         max_pixels: of an image.
         max_kept_bytes: of the decoded images that are kept.
         fetcher: fetches addresses; None: they are refused.
+        check_size: called with width and height; raises InvalidRequestError for what the model
+            can't be shown; None: it can be shown all.
 
     Attributes:
         counts: its work.
@@ -99,12 +101,14 @@ class ImageLoader:
         max_pixels: int,
         max_kept_bytes: int,
         fetcher: ImageFetcher | None = None,
+        check_size: Callable[[int, int], object] | None = None,
     ) -> None:
         self._max_images = max_images
         self._max_bytes = max_bytes
         self._max_pixels = max_pixels
         self._max_kept_bytes = max_kept_bytes
         self._fetcher = fetcher
+        self._check_size = check_size
         self._kept: OrderedDict[tuple[object, str], DecodedImage] = OrderedDict()
         self.counts = LoaderCounts()
         self._decoders = ThreadPoolExecutor(
@@ -183,9 +187,12 @@ class ImageLoader:
         began = time.thread_time()
         side = LOW_DETAIL_SIDE if source.detail == "low" else None
         try:
-            return decode_image(data, self._max_pixels, max_side=side)
+            image = decode_image(data, self._max_pixels, max_side=side)
         finally:
             self.counts.decode_s += time.thread_time() - began
+        if self._check_size is not None:
+            self._check_size(image.width, image.height)
+        return image
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._decoders, work)
