@@ -38,6 +38,7 @@ import torch
 
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.runner_states import RunnerStates
+from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.warm_up import idle_batch
 from radixkv.sampling.device_arrays import to_device
@@ -64,6 +65,7 @@ class StepGraphs:
         max_graphs: graphs kept, least recently used ones make room; twice as many with adapters.
         adapters: a `GpuAdapterMemory`; None: rows have none.
         states: states of the model; None: it has none.
+        windows: blocks of layers with a window; None: they are not apart.
     """
 
     def __init__(
@@ -77,12 +79,13 @@ class StepGraphs:
         max_graphs: int = 64,
         adapters: Any = None,
         states: RunnerStates | None = None,
+        windows: RunnerWindows | None = None,
     ) -> None:
         self.model, self.backend, self._kv = model, backend, kv
         self.captured = self.replayed = 0
         self.enabled = True
         self._recorder = record or CudaRecorder()
-        self._adapters, self._states = adapters, states
+        self._adapters, self._states, self._freed = adapters, states, windows
         self._max_graphs = max_graphs if adapters is None else 2 * max_graphs
         self._sizes = row_sizes(max_rows)
         device = kv.spec.device
@@ -97,9 +100,9 @@ class StepGraphs:
         pinned = device.type == "cuda"
         # Every graph writes its logits here, so that none keeps memory of its own for them.
         self._logits: torch.Tensor | None = None
-        # Rows: token ids, positions, slots, whether it is a row of the batch.
-        self._inputs = torch.zeros(4, max_rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(4, max_rows, dtype=torch.int64, pin_memory=pinned)
+        # Rows: token ids, positions, slots, whether it is a row of the batch, slots in the pool of windows.
+        self._inputs = torch.zeros(5, max_rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(5, max_rows, dtype=torch.int64, pin_memory=pinned)
         self._staged = torch.cuda.Event() if pinned else None
         self._graphs: OrderedDict[Hashable, tuple[Callable[[], None], torch.Tensor]] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
@@ -182,16 +185,23 @@ class StepGraphs:
                 return None
             chunks, every_kernel = found, every_kernel or found
         if plan is None:
-            plan = self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+            plan = self._plan(batch)
         self._fill(batch, size)
         slots = self._inputs[2, :size]
         self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
+        if self._freed is not None:
+            self._step = self._freed.step(self._step, batch, self._inputs[4, :size])
         self._step.adapters, self._step.states = adapters, states
         self._step.is_row = self._inputs[3, :size]
         self.backend.pad(plan, self._windows, size, every_kernel=every_kernel)
         self.backend.stage(plan, self._windows)
         num_tiles = 0 if adapters is None else len(adapters.tiles)
         return size, num_tiles, chunks, self.backend.launch_key(plan, self._windows)
+
+    def _plan(self, batch: Batch) -> Any:
+        if self._freed is not None:
+            return self._freed.plan(self.backend, batch)
+        return self.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
 
     @staticmethod
     def _wanted(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -212,6 +222,8 @@ class StepGraphs:
         written: Any = slice(count) if batch.write_rows is None else batch.write_rows
         host[2][written] = batch.write_slots
         host[3, :size] = np.arange(size) < count
+        if batch.windows is not None:
+            host[4, :count], host[4, count:size] = batch.windows.write_slots, -1
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()

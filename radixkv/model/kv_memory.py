@@ -77,7 +77,7 @@ def size_kv_cache(
     """
 
     quantization = None if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-    attention = shape_with_windows(config, shape.attention, shape.device, shape.max_model_len)
+    attention = shape_with_windows(config, shape.attention, shape.max_model_len)
     try:
         layout = attention.layout(1, config.block_size, shape.dtype, shape.device, quantization)
     except ValueError as error:

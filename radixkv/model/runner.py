@@ -154,7 +154,7 @@ class ModelRunner:
         self.windows: RunnerWindows | None = None
         if isinstance(spec, KVLayout) and spec.window is not None:
             assert isinstance(self.kv, GroupedKV)
-            self.windows = RunnerWindows(spec, limits.max_num_tokens, self.kv)
+            self.windows = RunnerWindows(spec, limits.max_num_tokens, self.kv, self.copies)
         self.images = None if loaded.vision is None else RunnerImages(loaded.vision)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
@@ -168,6 +168,7 @@ class ModelRunner:
                 max_rows=max_rows,
                 adapters=self.adapters,
                 states=self.states,
+                windows=self.windows,
             )
 
     @property

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
+from radixkv.model.device_copies import DeviceCopies
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, BatchWindows
 from radixkv_kernels import Ahead, AttentionBackend, Bytes, KVLayout
@@ -39,15 +40,18 @@ class RunnerWindows:
         layout: with groups that have a window.
         step_tokens: most tokens of a step.
         kv: the memory.
+        copies: saves and loads beside a GPU's steps; None: the memory is the host's.
     """
 
-    def __init__(self, layout: KVLayout, step_tokens: int, kv: GroupedKV) -> None:
+    def __init__(
+        self, layout: KVLayout, step_tokens: int, kv: GroupedKV, copies: DeviceCopies | None = None
+    ) -> None:
         assert layout.window is not None
         self.spec = WindowSpec(
             layout.window, layout.num_window_blocks, step_tokens, layout.bytes_per_window_block
         )
         self._layers = layout.window_layers
-        self._kv = kv.windows
+        self._kv, self.copies = kv.windows, copies
 
     def plan(self, backend: AttentionBackend, batch: Batch, ahead: Ahead | None = None) -> GroupedPlan:
         """Plan the attention of a batch; `ahead` as in `AttentionBackend.plan`.
@@ -65,22 +69,22 @@ class RunnerWindows:
             ahead,
         )
 
-    def step(self, step: AttentionStep, batch: Batch) -> WindowedStep:
-        """Return the step that the layers call for a planned batch; `step` is that of other layers."""
-        assert batch.windows is not None
-        slots = to_device(batch.windows.write_slots, step.slots.device)
-        return WindowedStep(
-            step.backend,
-            step.kv,
-            step.plan,
-            step.slots,
-            step.rows,
-            window_layers=self._layers,
-            window_slots=slots,
-        )
+    def step(self, step: AttentionStep, batch: Batch, write_slots: Tensor | None = None) -> WindowedStep:
+        """Return the step that the layers call for a planned batch; `step` is that of other layers.
+
+        Args:
+            write_slots: of each row in the pool of windows, on the device; None: the batch's are sent there.
+        """
+        if write_slots is None:
+            assert batch.windows is not None
+            write_slots = to_device(batch.windows.write_slots, step.slots.device)
+        own = {each.name: getattr(step, each.name) for each in fields(AttentionStep)}
+        return WindowedStep(**own, window_layers=self._layers, window_slots=write_slots)
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """Copy blocks out; see `radixkv.engine.runner.WindowBlocks`."""
+        if self.copies is not None:
+            return self.copies.save(self._kv.gather_blocks(blocks))
         rows, read = np.empty((len(blocks), self.spec.block_bytes), np.uint8), self._kv.block_reader()
         copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
         copy.run()
@@ -88,7 +92,13 @@ class RunnerWindows:
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill blocks; see `radixkv.engine.runner.WindowBlocks`."""
-        self._kv.load_blocks(blocks, data)
+        if self.copies is None:
+            self._kv.load_blocks(blocks, data)
+            return
+        self.copies.load(
+            lambda rows: self._kv.scatter_blocks(blocks, rows),
+            *(data, len(blocks), self.spec.block_bytes, f"the K/V of {len(blocks)} blocks is"),
+        )
 
     def _idle(self, batch: Batch) -> BatchWindows:
         """Tables for a batch as run before the first request."""

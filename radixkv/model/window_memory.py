@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
@@ -26,9 +24,7 @@ _TOKENS_PER_KEPT = 16
 _MIN_REQUESTS = 4
 
 
-def shape_with_windows(
-    config: EngineConfig, attention: AttentionShape, device: torch.device, max_model_len: int
-) -> AttentionShape:
+def shape_with_windows(config: EngineConfig, attention: AttentionShape, max_model_len: int) -> AttentionShape:
     """Return the groups of a model's layers: those with a window apart, where their past K/V is freed.
 
     Raises:
@@ -40,7 +36,7 @@ def shape_with_windows(
             raise ConfigError("--window-memory is for models with layers that have a sliding window")
         return attention
     window = max(attention.windows.values())
-    reason = _hindrance(config, attention, device)
+    reason = _hindrance(config, attention)
     if reason is not None:
         if asked:
             raise ConfigError(f"--window-memory: K/V of layers with a window can't be freed: {reason}")
@@ -55,13 +51,11 @@ def shape_with_windows(
     return attention.freeing_windows()
 
 
-def _hindrance(config: EngineConfig, attention: AttentionShape, device: torch.device) -> str | None:
+def _hindrance(config: EngineConfig, attention: AttentionShape) -> str | None:
     if all(layer in attention.windows for group in attention.groups for layer in group.layers):
         return "every layer of this model has one"
     if attention.states:
         return "the model has layers that keep a state, too"
-    if device.type != "cpu":
-        return "this works on a CPU only"
     if GRID % config.block_size:
         return f"it needs a --block-size that divides {GRID}, not {config.block_size}"
     return None

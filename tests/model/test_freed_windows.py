@@ -5,7 +5,7 @@ resumed, replayed, evicted or preempted."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.errors import ConfigError
 from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.cuda_graphs import StepGraphs, row_sizes
 from radixkv.model.kv_memory import ModelShape, size_kv_cache
 from radixkv.model.runner import ModelRunner
 from radixkv.model.window_memory import bytes_of_request
@@ -110,6 +111,29 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     assert stats.evicted_blocks > 0
     llm.engine.cache.reset()
     assert llm.engine.cache.stats.free_window_blocks == stats.window_blocks > 0
+
+
+def test_steps_are_replayed(model: tuple[Path, Reference]) -> None:
+    """As on a GPU, by a capture that runs the step again: cold prompts, hits, decodes side by side."""
+    folder, wanted = model
+    llm = make_llm(folder, warm_up="quick")  # which clears the memory that recorded steps read
+    runner = llm.engine.runner
+    assert isinstance(runner, ModelRunner)
+
+    def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+        result = step().clone()
+        return lambda: result.copy_(step()), result
+
+    runner.graphs = graphs = StepGraphs(
+        runner.model, runner.kv, runner.backend, max_rows=48, record=run_again, windows=runner.windows
+    )
+    assert list(graphs.capture())[-1] == 1.0
+    texts = [some_tokens(150, 1), some_tokens(150, 1)[:100] + [5, 6] * 20, some_tokens(90, 6)]
+    before = llm.engine.stats().steps
+    for _ in range(2):
+        assert ask(llm, *texts)[0] == [wanted(text) for text in texts]
+    assert graphs.replayed == llm.engine.stats().steps - before
+    assert graphs.captured == len(row_sizes(48))
 
 
 @pytest.mark.parametrize(
