@@ -22,6 +22,9 @@ of a key that it did not foresee the first step runs eagerly, the second is capt
 Padded rows have slot -1 (never written), belong to no query of the plan (never attended) and have no
 experts: they compute numbers that are never read. A model that can't be captured, because it waits for the
 device somewhere, turns graphs off for good and keeps running eagerly.
+
+The sums of several ranks are recorded with all else. Every rank records and replays the same steps, since all
+are given the same ones. A rank that can't record computes the same sums in the same order eagerly.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class StepGraphs:
     Args:
         model: called as `radixkv.model.attention_hook` says.
         max_rows: most rows of a step that is recorded, from `max_padded_rows`.
+        row_multiple: what numbers of rows are multiples of, so that no row's bits depend on them.
         record: how a step is recorded; tests replace it.
         max_graphs: graphs kept, least recently used ones make room; twice as many with adapters.
         adapters: a `GpuAdapterMemory`; None: rows have none.
@@ -75,6 +79,7 @@ class StepGraphs:
         backend: AttentionBackend,
         *,
         max_rows: int,
+        row_multiple: int = 1,
         record: Recorder | None = None,
         max_graphs: int = 64,
         adapters: Any = None,
@@ -87,7 +92,8 @@ class StepGraphs:
         self._recorder = record or CudaRecorder()
         self._adapters, self._states, self._freed = adapters, states, windows
         self._max_graphs = max_graphs if adapters is None else 2 * max_graphs
-        self._sizes = row_sizes(max_rows)
+        self._sizes = row_sizes(max_rows, row_multiple)
+        max_rows = self._sizes[-1]
         device = kv.spec.device
         self._step: AttentionStep  # the one that runs or is recorded
         self._windows: set[int | None] = set()
@@ -275,11 +281,16 @@ def max_padded_rows(max_num_tokens: int, max_num_seqs: int) -> int:
     return min(max_num_tokens, max(max_num_seqs, PADDED_ROWS))
 
 
-def row_sizes(max_rows: int) -> list[int]:
-    """The numbers of rows that steps are padded to: few, and above 64 at most a quarter is padding."""
+def row_sizes(max_rows: int, multiple: int = 1) -> list[int]:
+    """The numbers of rows that steps are padded to: few, and above 64 at most a quarter is padding.
+
+    Args:
+        multiple: that all of them are multiples of, at most `max_rows`.
+    """
     sizes = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
     sizes += [*range(80, 129, 16), *range(160, 257, 32), *range(320, max_rows, 64)]
-    return [size for size in sizes if size < max_rows] + [max_rows]
+    most = max_rows // multiple * multiple
+    return sorted({min(-(-size // multiple) * multiple, most) for size in (*sizes, most)})
 
 
 class CudaRecorder:

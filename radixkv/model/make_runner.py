@@ -102,7 +102,7 @@ def make_runner(
         share_prefixes=config.share_prefix_attention,
         quantization=config.quantization,
         before_step=make_thread_control() if adapts else None,
-        records_graphs=communicator is None,
+        is_alone=communicator is None,
         max_lora_rank=config.max_lora_rank if config.takes_adapters else 0,
         states=states,
     )

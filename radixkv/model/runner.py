@@ -73,7 +73,7 @@ class ModelRunner:
         share_prefixes: attend prefixes that several entries share once per group.
         quantization: None, or `int8` weights.
         before_step: called before each step; it may change the number of threads.
-        records_graphs: whether a GPU's steps may be recorded as CUDA graphs.
+        is_alone: whether no other ranks compute the model, too.
         max_lora_rank: most ranks of LoRA adapters that rows may have; 0: they have none.
         states: size of the memory of states; None: the model keeps none.
 
@@ -95,7 +95,7 @@ class ModelRunner:
         share_prefixes: bool = True,
         quantization: str | None = None,
         before_step: Callable[[], None] | None = None,
-        records_graphs: bool = True,
+        is_alone: bool = True,
         max_lora_rank: int = 0,
         states: StateSpec | None = None,
     ) -> None:
@@ -158,18 +158,20 @@ class ModelRunner:
         self.images = None if loaded.vision is None else RunnerImages(loaded.vision)
         self._saver: ThreadPoolExecutor | None = None  # made when it is needed
         self.graphs: StepGraphs | None = None
-        # Padding to a list of batch sizes would change the products that deterministic mode fixes.
-        if self.device.type == "cuda" and records_graphs and not deterministic:
+        # With ranks in deterministic mode, they agree on a multiple later; its states take other kernels.
+        if self.device.type == "cuda" and (not deterministic or (is_alone and self.states is None)):
             max_rows = max_padded_rows(limits.max_num_tokens, limits.max_num_seqs)
-            self.graphs = StepGraphs(
-                self.model,
-                self.kv,
-                self.backend,
-                max_rows=max_rows,
-                adapters=self.adapters,
-                states=self.states,
-                windows=self.windows,
-            )
+            if max_rows >= self.row_multiple:
+                self.graphs = StepGraphs(
+                    self.model,
+                    self.kv,
+                    self.backend,
+                    max_rows=max_rows,
+                    row_multiple=self.row_multiple,
+                    adapters=self.adapters,
+                    states=self.states,
+                    windows=self.windows,
+                )
 
     @property
     def num_blocks(self) -> int:

@@ -129,6 +129,20 @@ def test_steps_of_prompts_replayed_in_a_pool_with_hardly_enough_blocks(tmp_path:
     assert graphs.replayed > 40
 
 
+def test_deterministic_steps_are_replayed_in_multiples_of_rows(tmp_path: Path) -> None:
+    assert row_sizes(100, 16) == [16, 32, 48, 64, 80, 96]
+    assert row_sizes(20, 16) == [16]
+    folder = save_tiny_model(tmp_path / "llama", "llama")
+    expected = generate(make_llm(folder, deterministic=True))
+    llm = make_llm(folder, deterministic=True, max_num_batched_tokens=64)
+    graphs = graphs_of(llm, max_rows=64, row_multiple=16)
+    list(graphs.capture())
+    assert graphs.captured == 4
+    before = llm.engine.stats().steps
+    assert generate(llm) == expected
+    assert graphs.replayed == llm.engine.stats().steps - before
+
+
 def test_rows_worth_recording() -> None:
     assert max_padded_rows(8192, 6) == 512
     assert max_padded_rows(8192, 1000) == 1000

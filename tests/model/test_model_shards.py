@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tiny_configs import FAMILIES, HYBRID_FAMILIES
 from tiny_models import save_tiny_model
 
 from radixkv.errors import ConfigError
+from radixkv.model.cuda_graphs import StepGraphs, row_sizes
 from radixkv.model.parallel.commands import decode_batch, encode_batch
 from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES, Share
+from radixkv.model.runner import ModelRunner
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch, BatchStates, StateSave
 
@@ -241,6 +244,41 @@ def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> N
         assert np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max() < 1e-4
         hot = prompt_logprobs(together)
         assert np.abs(prompt_logprobs(alone) - hot).max() < 1e-4
+    finally:
+        together.close()
+
+
+def test_every_rank_records_and_replays_the_same_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sums inside, by a capture that runs the step again; all steps were recorded at the start."""
+    model = odd_model(tmp_path, "llama")
+    options: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "max_model_len": 128}
+    alone = engine_on_ranks(model, 1, **options)
+    runners: list[ModelRunner] = []
+    make = ModelRunner.__init__
+
+    def noted(own: ModelRunner, *args: Any, **settings: Any) -> None:
+        make(own, *args, **settings)
+        runners.append(own)
+
+    monkeypatch.setattr(ModelRunner, "__init__", noted)
+    together = engine_on_ranks(model, 2, **options)
+
+    def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], Any], torch.Tensor]:
+        result = step().clone()
+        return lambda: result.copy_(step()), result
+
+    try:
+        for runner in runners:
+            runner.graphs = StepGraphs(runner.model, runner.kv, runner.backend, max_rows=24, record=run_again)
+        together.runner.warm_up()
+        before = together.stats().steps
+        np.testing.assert_allclose(prompt_logprobs(together), prompt_logprobs(alone), atol=1e-4)
+        steps = together.stats().steps - before
+        graphs = [runner.graphs for runner in runners if runner.graphs is not None]
+        assert [each.captured for each in graphs] == [len(row_sizes(24))] * 2
+        assert [each.replayed for each in graphs] == [steps] * 2
     finally:
         together.close()
 
