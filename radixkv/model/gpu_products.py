@@ -3,8 +3,8 @@
 
 A weight is a checkpoint's, as it stores it (`gpu_stored`), or a plain one that is rounded to 8 bits at load
 with a scale for each output. Products read the codes as they are and multiply rows in the model's dtype
-(`radixkv_kernels.triton.stored_product`); routed experts likewise. Rounding leaves embeddings, the output
-layer, routers and gates of shared experts as they are.
+(`radixkv_kernels.triton.stored_product`), or in 8 bits (`gpu_scaled`); routed experts the former. Rounding
+leaves embeddings, the output layer, routers and gates of shared experts as they are.
 """
 
 from __future__ import annotations

@@ -44,10 +44,17 @@ class Target:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
         self.expanded: Counter[str] = Counter()
+        self._embedded: dict[int, TiledWeight] = {}
         self._has_float8 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
     def tiles(self, weight: StoredWeight, bias: Tensor | None = None) -> TiledWeight:
-        """A weight in its tile form on the device, or expanded to plain numbers there."""
+        """A weight in its tile form on the device, or expanded to plain numbers there.
+
+        An output layer that is tied to the embedding has that one's codes.
+        """
+        embedded = self._embedded.get(weight.tensors[0].data_ptr())
+        if embedded is not None and embedded.out_features == weight.out_features:
+            return embedded.with_bias(bias)
         moved = weight.to(self.device)
         found = tiled(moved)
         if found is None or (needs_float8(found) and not self._has_float8):
@@ -64,7 +71,8 @@ class Target:
     def embedding(self, plain: nn.Embedding, weight: StoredWeight) -> nn.Module:
         """An embedding with a stored table."""
         scale = float(getattr(plain, "embed_scale", 1.0))
-        return TiledEmbedding(self.tiles(weight), self.dtype, scale)
+        made = self._embedded[weight.tensors[0].data_ptr()] = self.tiles(weight)
+        return TiledEmbedding(made, self.dtype, scale)
 
     def plain(self, tensor: Tensor) -> Tensor:
         """A plain tensor in the model's dtype on the device."""

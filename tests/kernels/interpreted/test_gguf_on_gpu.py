@@ -18,7 +18,7 @@ from gguf_files import (
 )
 from gguf_hybrid_files import HYBRIDS, make_hybrid, write_hybrid
 from nightly import by_day
-from test_fused_gpu_layers import cold_and_hot, make_runner
+from test_fused_gpu_layers import FIRST, SECOND, SHARED, cold_and_hot, make_runner
 from torch import nn
 
 from radixkv.engine.config import EngineConfig
@@ -88,9 +88,10 @@ def test_models_of_mixed_blocks(tmp_path: Path, experts: int) -> None:
     """The tokens of the dequantised model, cold and hot; no weight in another form, the embedding shared."""
     path = write_llama_gguf(tmp_path / "tiny.gguf", MIXED, layers=1, experts=experts)
     loaded = load(path, attention_backend="triton", dtype="float32")
-    plain = load(path, gguf="float32")
     model = loaded.model
-    assert isinstance(model.get_input_embeddings(), TiledEmbedding)
+    embedded, output = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embedded, TiledEmbedding)
+    assert embedded.stored.codes is output.weights[0].codes
     assert not [each for each in model.modules() if type(each) is nn.Linear]
     runner = make_runner(loaded)
     assert sum(isinstance(each, FusedGpuLayer) for each in runner.model.modules()) == 1
@@ -98,15 +99,17 @@ def test_models_of_mixed_blocks(tmp_path: Path, experts: int) -> None:
     merged = next(each for each in runner.model.modules() if isinstance(each, FusedGpuLayer)).merged
     assert isinstance(merged, TiledProduct)
     assert len(merged.weights) == 2  # queries and keys; values are in other blocks
-    for got, wanted in zip(cold_and_hot(runner), cold_and_hot(make_runner(plain)), strict=True):
-        assert (got - wanted).abs().max().item() < 1e-4
+    shared, first, second = (logits_of(path, each, tiles=False) for each in (SHARED, FIRST, SECOND))
+    wanted = [shared[:8], shared[8:], first[8:], second]
+    for got, one in zip(cold_and_hot(runner), wanted, strict=True):
+        assert (got - one).abs().max().item() < 1e-4
 
 
-TOKENS = torch.tensor([5, 90, 17, 23, 4, 4, 61, 100, 12])
+TOKENS = [5, 90, 17, 23, 4, 4, 61, 100, 12]
 
 
 @torch.inference_mode()
-def logits_of(path: Path, *, tiles: bool) -> torch.Tensor:
+def logits_of(path: Path, tokens: list[int], *, tiles: bool) -> torch.Tensor:
     """Of a file's model with its blocks as they are, or dequantised."""
     if tiles:
         files = Pretrained(ModelSource(path.stem, path.parent, path.name))
@@ -115,8 +118,8 @@ def logits_of(path: Path, *, tiles: bool) -> torch.Tensor:
         assert any(isinstance(each, TiledProduct) for each in model.modules())
     else:
         model = read_model(path, torch.float32)
-    positions = torch.arange(len(TOKENS))
-    return call_model(model, TOKENS, positions, None, PlainCausalStep(positions))
+    positions = torch.arange(len(tokens))
+    return call_model(model, torch.tensor(tokens), positions, None, PlainCausalStep(positions))
 
 
 @pytest.mark.parametrize("case", by_day(HYBRIDS, "qwen35"))
@@ -124,7 +127,7 @@ def test_files_of_hybrid_models(case: str, tmp_path: Path) -> None:
     """Products whose inputs or outputs a file has in another order."""
     path = tmp_path / "model.gguf"
     write_hybrid(path, case, make_hybrid(case), ("Q8_0", "Q4_0"))
-    got, wanted = (logits_of(path, tiles=tiles) for tiles in (True, False))
+    got, wanted = (logits_of(path, TOKENS, tiles=tiles) for tiles in (True, False))
     # The median, since another order of sums may send single tokens another way through experts.
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < 1e-4
 
@@ -135,7 +138,7 @@ def test_files_of_experts(architecture: str, tmp_path: Path) -> None:
     kinds = {"ffn_gate_inp": "F32", "rest": "Q8_0"}
     kinds |= dict.fromkeys(("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"), "MXFP4")
     path = write_family_gguf(tmp_path / "model.gguf", architecture, kinds, EXPERT_ARCHITECTURES[architecture])
-    got, wanted = (logits_of(path, tiles=tiles) for tiles in (True, False))
+    got, wanted = (logits_of(path, TOKENS, tiles=tiles) for tiles in (True, False))
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < 1e-4
 
 

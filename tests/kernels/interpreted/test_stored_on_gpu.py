@@ -254,6 +254,7 @@ def test_shares_of_ranks(original: Path, tmp_path: Path, name: str) -> None:
     assert torch.allclose(total, wanted, atol=1e-4)
 
 
+@pytest.mark.nightly
 @torch.no_grad()
 def test_experts_of_ranks(tmp_path: Path) -> None:
     """Whole experts on each; results of two ranks add up to those of one."""
