@@ -248,6 +248,7 @@ def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> N
         together.close()
 
 
+@pytest.mark.nightly
 def test_every_rank_records_and_replays_the_same_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
