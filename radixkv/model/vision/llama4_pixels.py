@@ -4,7 +4,7 @@
 An image is scaled, without distortion and never up beyond one tile's side, onto the canvas of whole tiles
 that shrinks it least, padded at its right and its bottom, and cut into tiles; the whole image, as one more
 tile, comes last where there are several. Rules and constants are those of transformers'
-`Llama4ImageProcessor`.
+`Llama4ImageProcessor`, whose pixels differ by one level of 255 in places, where torchvision rounds.
 """
 
 from __future__ import annotations
