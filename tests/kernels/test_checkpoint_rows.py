@@ -9,12 +9,21 @@ import torch
 pytest.importorskip("numba")
 from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
 from radixkv_kernels.cpu.linear.block_formats import (
+    A4_BFLOAT,
+    A4_HALF,
+    A4_SINGLE,
+    A8_BFLOAT,
+    A8_HALF,
+    A8_SINGLE,
     ALL_FORMATS,
     E4M3,
     E5M2,
+    FLOAT_TABLES,
+    FP4,
     I8_SINGLE,
     MXFP4,
     MXFP4_TABLE,
+    NF4,
     NVFP4,
     Q4_0,
     Q8_0,
@@ -35,7 +44,10 @@ if not methods():
 
 #: Three panels and a part of one, at any vector width.
 OUTPUTS, INPUTS, ROWS = 107, 256, 13
-NUMBERS = (U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4, Q4_0, Q8_0, MXFP4)
+NUMBERS = (
+    U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4, Q4_0, Q8_0, MXFP4,
+    A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4,
+)  # fmt: skip
 BY_NAME = {"ids": lambda number: ALL_FORMATS[number].name}
 
 
@@ -55,7 +67,21 @@ def blocks(number: int, outputs: int = OUTPUTS) -> tuple[object, torch.Tensor, f
     groups = INPUTS // size
     scales = torch.rand(outputs, groups, generator=source) * 0.01 + 0.001
     factor, zeros = 1.0, None
-    if form.is_float:
+    if number in FLOAT_TABLES:
+        codes = whole(0, 16, outputs, INPUTS).to(torch.uint8)
+        numbers = torch.tensor(FLOAT_TABLES[number]).double()[codes.int()]
+        rows = block_rows(number, codes, scales)
+    elif form.has_least:
+        dtype = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(form.scale, torch.float32)
+        top = 2**form.bits - 1
+        scales = scales.to(dtype)
+        leasts = (scales.float() * -top * torch.rand(scales.shape, generator=source)).to(dtype)
+        codes = whole(0, top + 1, outputs, INPUTS)
+        plain = codes.double() * scales.double().repeat_interleave(size, 1)
+        plain += leasts.double().repeat_interleave(size, 1)
+        codes = codes.to(torch.uint8) if form.bits == 4 else (codes - 128).to(torch.int8)
+        return block_rows(number, codes, scales, leasts=leasts), plain, factor
+    elif form.is_float:
         dtype = torch.float8_e4m3fn if number == E4M3 else torch.float8_e5m2
         codes = torch.randn(outputs, INPUTS, generator=source).mul(30).to(dtype)
         codes[0, :2] = torch.tensor([2.0**-9, -(2.0**-8)]).to(dtype)  # subnormal
@@ -110,7 +136,7 @@ def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -
         assert torch.equal(part, found[first : first + count])
 
 
-@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, E4M3], **BY_NAME)
+@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, E4M3, A8_BFLOAT, NF4], **BY_NAME)
 def test_all_methods_give_the_same_bits(number: int) -> None:
     data, _, factor = blocks(number)
     rows, x = BlockRows(), inputs(3)
@@ -149,6 +175,12 @@ def test_the_narrowest_exact_format_is_chosen() -> None:
     assert format_of_codes(8, single, None) == I8_SINGLE
     assert format_of_codes(8, half, eight) == U8_HALF
     assert format_of_codes(8, single, eight) == U8_SINGLE
+
+
+def test_scales_of_one_group_may_lie_in_any_order() -> None:
+    codes, scales = torch.zeros(2, 32, dtype=torch.uint8), torch.tensor([[0.5, 2.0]]).half()
+    expected = block_rows(Q4_0, codes, scales.t().clone())
+    assert (block_rows(Q4_0, codes, scales.t()) == expected).all()
 
 
 def test_groups_that_cut_a_block_are_refused() -> None:

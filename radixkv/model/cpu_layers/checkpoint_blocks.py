@@ -4,6 +4,8 @@
     GroupWeight   2 to 4 bits as 4, others as 8; inputs in activation order are sorted by their groups
     Fp4Weight     MXFP4, NVFP4
     Fp8Weight     floats of 8 bits; Int8Weight: whole numbers of 8
+    AffineWeight  2 to 4 bits as 4, others as 8
+    CodebookWeight  NF4 and FP4, by their own tables
 
 Weights whose groups are no multiples of 32 inputs, and the forms that are not named, have no blocks.
 """
@@ -17,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from radixkv.model.stored_weights.affine_weight import AffineWeight
+from radixkv.model.stored_weights.codebook_weight import CodebookWeight
 from radixkv.model.stored_weights.fp4_weight import Fp4Weight
 from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight, ScaledWeight
 from radixkv.model.stored_weights.stored_weight import StoredWeight
-from radixkv_kernels.cpu.linear.block_formats import E4M3, E5M2, GROUP, MXFP4, NVFP4
-from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_codes
+from radixkv_kernels.cpu.linear.block_formats import E4M3, E5M2, FLOAT_TABLES, GROUP, MXFP4, NVFP4
+from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_affine, format_of_codes
 
 _Array = np.ndarray[Any, Any]
 
@@ -55,7 +59,18 @@ def has_blocks(weight: StoredWeight) -> bool:
     if isinstance(weight, ScaledWeight):
         is_known = isinstance(weight, Int8Weight) or weight.zeros is None
         return is_known and (weight.scales.shape[1] == 1 or weight.block[1] % GROUP == 0)
+    if isinstance(weight, AffineWeight):
+        return weight.group_size % GROUP == 0
+    if isinstance(weight, CodebookWeight):
+        whole = weight.block_size % GROUP == 0 and weight.in_features % weight.block_size == 0
+        return whole and _table_of(weight) is not None
     return isinstance(weight, Fp4Weight)
+
+
+def _table_of(weight: CodebookWeight) -> int | None:
+    """Number of the format whose table a weight has; None: it is another one."""
+    values = tuple(weight.table.tolist())
+    return next((number for number, table in FLOAT_TABLES.items() if table == values), None)
 
 
 def common_format(weights: list[StoredWeight]) -> int:
@@ -65,6 +80,16 @@ def common_format(weights: list[StoredWeight]) -> int:
         return E4M3 if first.codes.dtype == torch.float8_e4m3fn else E5M2
     if isinstance(first, Fp4Weight):
         return MXFP4 if first.group_size == GROUP else NVFP4
+    if isinstance(first, CodebookWeight):
+        found = _table_of(first)
+        assert found is not None
+        return found
+    if isinstance(first, AffineWeight):
+        parts = [each for each in weights if isinstance(each, AffineWeight)]
+        scales = torch.cat([each.scales.flatten() for each in parts])
+        return format_of_affine(
+            4 if first.bits <= 4 else 8, scales, torch.cat([each.biases.flatten() for each in parts])
+        )
     scales = torch.cat([_scales(each).flatten() for each in weights])
     found = [_zeros(each) for each in weights]
     zeros = (
@@ -83,7 +108,7 @@ def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
     number = common_format([weight]) if number is None else number
     if isinstance(weight, Fp4Weight):
         codes = weight.code_rows(range(weight.out_features))
-        scales = weight.scales.contiguous().view(torch.uint8)
+        scales = weight.scales.view(torch.uint8)
         factor = 1.0
         if number == NVFP4:
             own = 1.0 if weight.factor is None else float(weight.factor)
@@ -94,6 +119,15 @@ def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
         if number == E4M3:
             scales = scales * 256
         return WeightBlocks(number, block_rows(number, weight.codes, scales))
+    if isinstance(weight, CodebookWeight):
+        codes = weight.code_rows(range(weight.out_features))
+        scales = weight.scales.view(weight.out_features, -1)
+        return WeightBlocks(number, block_rows(number, codes, scales))
+    if isinstance(weight, AffineWeight):
+        codes = weight.code_rows(range(weight.out_features))
+        if weight.bits > 4:
+            codes = (codes ^ 128).view(torch.int8)
+        return WeightBlocks(number, block_rows(number, codes, weight.scales, leasts=weight.biases))
     if isinstance(weight, Int8Weight):
         codes = weight.codes
         if codes.dtype == torch.uint8:

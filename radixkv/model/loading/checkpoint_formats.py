@@ -59,7 +59,6 @@ class CheckpointFormat:
     scale: str = ""
 
 
-_EXPANDED = "expanded to `--dtype`"
 _PACKED = "as stored without `--dtype`, else expanded to it"
 _TILED = "as stored"
 _WHOLE_ROWS = "as stored where rows are whole blocks, else expanded to `--dtype`"
@@ -129,7 +128,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     "bitsandbytes_4bit": CheckpointFormat(
         "bitsandbytes, 4 bits",
         _WHOLE_ROWS,
-        _EXPANDED,
+        _WHOLE_ROWS,
         variants="NF4 and FP4, also with scales in 8 bits",
         types=("U8",),
         tensors=r"(nested_)?(absmax|quant_map)|quant_state|bitsandbytes__\w+",
@@ -153,7 +152,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
     "mlx": CheckpointFormat(
         "MLX",
         _TILED,
-        _EXPANDED,
+        _PACKED,
         variants="affine, 2 to 8 bits, of dense models",
         types=("U32", "I32"),
         tensors=r"scales|biases",

@@ -180,9 +180,12 @@ class Pretrained:
             model, report = self.explained("weights", read)
         self._check_all_loaded(model, report)
         if keeps == "panels":
+            import torch  # heavy
+
             from radixkv.model.cpu_layers.pack_stored import pack_stored_weights  # needs numba, an extra
 
-            self.explained("weights", lambda: pack_stored_weights(model, for_ranks=for_ranks))
+            rounded = self.explained("weights", lambda: pack_stored_weights(model, for_ranks=for_ranks))
+            self._tell_expanded(rounded, torch.bfloat16)
         elif keeps == "tiles":
             from radixkv.model.gpu_stored import tile_stored_weights  # needs triton, which is optional
 
@@ -193,7 +196,7 @@ class Pretrained:
         return _with_our_attention(model).eval().requires_grad_(False)
 
     def _tell_expanded(self, expanded: Mapping[str, int], dtype: torch.dtype) -> None:
-        """Log which forms have no product on a GPU."""
+        """Log which weights no kernel of this device reads."""
         if expanded:
             kinds = ", ".join(f"{count} of {title}" for title, count in sorted(expanded.items()))
             name = str(dtype).removeprefix("torch.")

@@ -56,9 +56,13 @@ class AffineWeight(StoredWeight):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.codes, self.scales, self.biases
 
+    def code_rows(self, own: range) -> Tensor:
+        """Codes of some outputs one by one, uint8 [len(own), in]."""
+        return unpacked_bits(self.codes[own.start : own.stop], self.bits, self.in_features)
+
     def rows(self, own: range) -> Tensor:
         part = slice(own.start, own.stop)
-        codes = unpacked_bits(self.codes[part], self.bits, self.in_features).to(torch.float32)
+        codes = self.code_rows(own).to(torch.float32)
         grouped = codes.view(len(own), -1, self.group_size)
         grouped.mul_(self.scales[part].to(torch.float32)[..., None])
         grouped.add_(self.biases[part].to(torch.float32)[..., None])

@@ -62,11 +62,16 @@ class CodebookWeight(StoredWeight):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.codes, self.scales, self.table
 
-    def rows(self, own: range) -> Tensor:
+    def code_rows(self, own: range) -> Tensor:
+        """Codes of some outputs one by one, uint8 [len(own), in]."""
         start, stop = own.start * self.in_features, own.stop * self.in_features
         pairs = self.codes[start // 2 : -(-stop // 2)]
-        codes = torch.stack((pairs >> 4, pairs & 15), dim=1).flatten()[start % 2 :][: stop - start]
-        numbers = self.table[codes.int()]
+        codes = torch.stack((pairs >> 4, pairs & 15), dim=1).flatten()[start % 2 :]
+        return codes[: stop - start].view(len(own), self.in_features)
+
+    def rows(self, own: range) -> Tensor:
+        start, stop = own.start * self.in_features, own.stop * self.in_features
+        numbers = self.table[self.code_rows(own).flatten().int()]
         first = start // self.block_size
         scales = self.scales[first : -(-stop // self.block_size)].repeat_interleave(self.block_size)
         numbers *= scales[start - first * self.block_size :][: stop - start]

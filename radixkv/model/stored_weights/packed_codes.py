@@ -67,7 +67,8 @@ class PackedCodes:
         words = self.words[own.start : own.stop]
         if self.order == "columns":
             words = self.words[:, own.start : own.stop].t()
-        return unpacked_bits(words.contiguous().view(torch.uint8), self.bits, self.in_features)
+        octets = words.reshape(-1).contiguous().view(torch.uint8).view(len(words), -1)
+        return unpacked_bits(octets, self.bits, self.in_features)
 
     def _unpacked_outputs(self, own: range) -> Tensor:
         first = own.start // 8

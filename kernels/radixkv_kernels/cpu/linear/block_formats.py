@@ -11,6 +11,8 @@ give them their size. A weight is
     scale * quant                       I8
     scale * float                       E4M3, E5M2: floats of 8 bits
     factor * scale * TABLE[quant]       NVFP4: a scale in E4M3 for 16 inputs, a factor for the whole output
+    scale * quant + least               A4, A8: unsigned quants
+    scale * TABLE[quant]                NF4, FP4: tables of floats, by bitsandbytes
 
 A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
 each in the order that the loop reads it; [x] is an element per column, words have 32 bits:
@@ -34,11 +36,13 @@ Blocks of checkpoints are made for panels, whose order they have: first the scal
 
     U4_*   low[4] scale zero          U8_*   bytes[8] scale zero        I8_SINGLE  bytes[8] scale
     E4M3, E5M2   floats[32] scale     NVFP4  twice low[2], then scale scale
+    A4_*   low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  pairs[16] scale
 
-    scale         float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE; also of E4M3 and E5M2: 256 times that
-                  of E4M3) or E4M3 (NVFP4)
-    zero          a byte, signed for U8, whose quants have 128 subtracted
+    scale, least  float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE, NF4 and FP4; also of E4M3 and E5M2: 256
+                  times that of E4M3) or E4M3 (NVFP4)
+    zero          a byte, signed for U8, whose quants have 128 subtracted, as A8's have
     floats        a byte each, inputs one after the other
+    pairs         a byte for two inputs, the first one in its low half
 """
 
 from __future__ import annotations
@@ -50,8 +54,28 @@ from typing import Literal
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39
 #: Numbers of the formats of checkpoints, beyond ggml's.
 U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4 = range(1001, 1010)
+A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4 = range(1010, 1018)
 #: Twice the values of MXFP4's and NVFP4's quants (E2M1), by OCP's Microscaling Formats.
 MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+#: Values of NF4's quants, by "QLoRA" (Dettmers et al., 2023), and of FP4's, as bitsandbytes has both.
+NF4_TABLE = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+    -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+    0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023,
+    1.0,
+)  # fmt: skip
+_FP4 = (
+    0.0,
+    0.0052083334885537624,
+    0.6666666865348816,
+    1.0,
+    0.3333333432674408,
+    0.5,
+    0.1666666716337204,
+    0.25,
+)
+FP4_TABLE = (*_FP4, *(-value for value in _FP4))
+FLOAT_TABLES = {NF4: NF4_TABLE, FP4: FP4_TABLE}
 #: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
 GROUP = 32
 
@@ -71,7 +95,7 @@ class BlockFormat:
         column_bytes: bytes of a block in a panel.
         scale: form of a block's scale, or of the two of its halves.
         has_zero: a zero point for each block is subtracted.
-        is_float: quants are floats of 8 bits.
+        is_float: quants stand for floats: they have 8 bits, or index one of `FLOAT_TABLES`.
     """
 
     number: int
@@ -106,6 +130,11 @@ class BlockFormat:
         """Bytes of a block's scales, its zero point not among them."""
         return {"float16": 2, "bfloat16": 2, "float32": 4, "exponent": 1, "e4m3": 2}[self.scale]
 
+    @property
+    def least_bytes(self) -> int:
+        """Bytes of a block's least value beside a scale that the block is not scaled by twice."""
+        return self.scale_bytes if self.has_least and not self.is_super else 0
+
 
 #: Formats of GGUF files.
 FORMATS = {
@@ -137,6 +166,14 @@ ALL_FORMATS = {
             BlockFormat(E4M3, "E4M3", 32, 36, 8, 0, False, 36, "float32", is_float=True),
             BlockFormat(E5M2, "E5M2", 32, 36, 8, 0, False, 36, "float32", is_float=True),
             BlockFormat(NVFP4, "NVFP4", 32, 18, 4, 12, False, 18, "e4m3"),
+            BlockFormat(A4_HALF, "A4_HALF", 32, 20, 4, 0, True, 20),
+            BlockFormat(A4_BFLOAT, "A4_BFLOAT", 32, 20, 4, 0, True, 20, "bfloat16"),
+            BlockFormat(A4_SINGLE, "A4_SINGLE", 32, 24, 4, 0, True, 24, "float32"),
+            BlockFormat(A8_HALF, "A8_HALF", 32, 36, 8, -128, True, 36),
+            BlockFormat(A8_BFLOAT, "A8_BFLOAT", 32, 36, 8, -128, True, 36, "bfloat16"),
+            BlockFormat(A8_SINGLE, "A8_SINGLE", 32, 40, 8, -128, True, 40, "float32"),
+            BlockFormat(NF4, "NF4", 32, 20, 4, 0, False, 20, "float32", is_float=True),
+            BlockFormat(FP4, "FP4", 32, 20, 4, 0, False, 20, "float32", is_float=True),
         )
     },
 }

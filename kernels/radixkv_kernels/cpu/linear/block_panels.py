@@ -42,8 +42,9 @@ from radixkv_kernels.cpu.memory import pointer, take
     SCALE_BYTES,
     HAS_ZERO,
     IS_FLOAT,
-) = range(16)
-_NUM_ARGUMENTS = 16
+    LEAST_BYTES,
+) = range(17)
+_NUM_ARGUMENTS = 17
 #: Numbers of formats below are ggml's.
 _FIRST_OF_CHECKPOINTS = 1000
 _CACHE_LINE = 64
@@ -112,11 +113,12 @@ def _simple_block(number: int, source: int, target: int, column: int, columns: i
 
 @njit
 def _stored_block(
-    scales: int, has_zero: int, is_float: int, size: int, source: int, target: int, column: int, columns: int
-) -> None:
-    """A block of a checkpoint's format: 32 inputs, their scales and zero point before the quants."""
-    quants = source + scales + has_zero
-    quant_bytes = size - scales - has_zero
+    scales: int, least: int, has_zero: int, is_float: int, size: int,
+    source: int, target: int, column: int, columns: int,
+) -> None:  # fmt: skip
+    """A block of a checkpoint's format: 32 inputs, and before them scales, least value and zero point."""
+    quants = source + scales + least + has_zero
+    quant_bytes = size - scales - least - has_zero
     place = target
     if is_float:
         for i in range(quant_bytes):
@@ -127,11 +129,15 @@ def _stored_block(
     place += quant_bytes * columns
     if scales == 4:
         _put_word(place + 4 * column, _word(source))
+        if least:
+            _put_word(place + 4 * (columns + column), _word(source + 4))
     elif quant_bytes == 16 and size == 18:  # two scales of a byte each
         _put_byte(place + column, _byte(source))
         _put_byte(place + columns + column, _byte(source + 1))
     else:
         _put_half(place + 2 * column, _half(source))
+        if least:
+            _put_half(place + 2 * (columns + column), _half(source + 2))
     if has_zero:
         _put_byte(place + scales * columns + column, _byte(source + scales))
 
@@ -216,7 +222,7 @@ def _kernel() -> Any:
                     block, place = source + u * file_bytes, target + u * unit_bytes
                     if number > _FIRST_OF_CHECKPOINTS:
                         _stored_block(
-                            arg[SCALE_BYTES], arg[HAS_ZERO], arg[IS_FLOAT], file_bytes,
+                            arg[SCALE_BYTES], arg[LEAST_BYTES], arg[HAS_ZERO], arg[IS_FLOAT], file_bytes,
                             block, place, column, columns,
                         )  # fmt: skip
                     elif not arg[IS_SUPER]:
@@ -284,7 +290,7 @@ class BlockPanels:
         a[NUMBER], a[FILE_BYTES], a[UNIT_BYTES] = number, self.format.file_bytes, unit_bytes
         a[COLUMNS], a[IS_SUPER] = columns, self.format.is_super
         a[SCALE_BYTES], a[HAS_ZERO] = self.format.scale_bytes, self.format.has_zero
-        a[IS_FLOAT] = self.format.is_float
+        a[IS_FLOAT], a[LEAST_BYTES] = self.format.is_float, self.format.least_bytes
         block.run(_kernel(), on_all_threads=True)
 
     @property

@@ -22,7 +22,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, E4M3, GROUP, MXFP4_TABLE, NVFP4, BlockFormat
+from radixkv_kernels.cpu.linear.block_formats import (
+    ALL_FORMATS,
+    E4M3,
+    FLOAT_TABLES,
+    GROUP,
+    MXFP4_TABLE,
+    NVFP4,
+    BlockFormat,
+)
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_rows import GROUP_BYTES, HALVES_AT, LEAST_AT, SCALE_AT, SUM_AT
 from radixkv_kernels.cpu.memory import emit_prefetch
@@ -371,7 +379,7 @@ class TileCode:
         offset = form.offset
         if form.bits == 8:
             steps = self.steps_of_8(quants)
-            offset = 128 if self.method.dots else 0
+            offset += 128 if self.method.dots else 0
         else:
             steps = self.steps_of_4(quants, unit if form.bits == 5 else None)
             if form.is_table:
@@ -380,7 +388,7 @@ class TileCode:
         sums = self.sums(steps, group, offset, SUM_AT, zeros)
         leasts = None
         if form.has_least:
-            found = self.halves_at(self.at(scales, 2 * columns))
+            found = self.scales_at(self.at(scales, form.scale_bytes * columns))
             leasts = [self.b.fneg(each) for each in found]
         self.add(sums, group, self.scales_at(scales), leasts)
 
@@ -394,7 +402,7 @@ class TileCode:
             self.add(sums, group, self.small_floats_at(self.at(scales, half * columns), True))
 
     def _floats(self, unit: Any, group: Any) -> None:
-        """Floats of 8 bits, multiplied in float32, one input after the other."""
+        """Quants that stand for floats, multiplied in float32, one input after the other."""
         b, columns = self.b, self.columns
         wide = ir.VectorType(_F32, GROUP)
         inputs = []
@@ -405,12 +413,40 @@ class TileCode:
             inputs.append(b.ptrtoint(place, _I64))
         zero = ir.Constant(self.floats, None)
         sums = [[zero] * _VECTORS for _ in self.rows]
-        for i in range(GROUP):
-            weights = self.small_floats_at(self.at(unit, i * columns), self.form.number == E4M3)
+        for i, weights in enumerate(self._float_columns(unit)):
             for r in range(len(self.rows)):
                 x = self.splat(self.load(self.at(inputs[r], 4 * i), _F32, 4))
                 sums[r] = [self.fma(x, w, old) for w, old in zip(weights, sums[r], strict=True)]
-        self.add(sums, group, self.scales_at(self.at(unit, GROUP * columns)))
+        self.add(sums, group, self.scales_at(self.at(unit, GROUP * self.form.bits // 8 * columns)))
+
+    def _float_columns(self, unit: Any) -> Iterable[list[Any]]:
+        """The floats that each input's quants stand for."""
+        if self.form.number not in FLOAT_TABLES:
+            for i in range(GROUP):
+                yield self.small_floats_at(self.at(unit, i * self.columns), self.form.number == E4M3)
+            return
+        kind = ir.VectorType(_I8, self.lanes)
+        for i in range(0, GROUP, 2):
+            at = self.at(unit, i // 2 * self.columns)
+            pairs = [
+                self.b.zext(self.load(self.at(at, self.lanes * v), kind), self.words) for v in range(_VECTORS)
+            ]
+            yield [self._of_table(each) for each in pairs]
+            yield [self._of_table(self.shifted(each, -4)) for each in pairs]
+
+    def _of_table(self, indices: Any) -> Any:
+        """Floats of a table by the lowest four bits of words."""
+        table = FLOAT_TABLES[self.form.number]
+        if self.lanes == 16:
+            name = "llvm.x86.avx512.permvar.sf.512"
+            return self.call(name, self.floats, ir.Constant(self.floats, table), indices)
+        halves = [
+            self.call("llvm.x86.avx2.permps", self.floats, ir.Constant(self.floats, part), indices)
+            for part in (table[:8], table[8:])
+        ]
+        high = self.b.and_(indices, self.same(self.words, 8))
+        is_low = self.b.icmp_unsigned("==", high, self.same(self.words, 0))
+        return self.b.select(is_low, *halves)
 
     def _scaled(self, unit: Any, place: Any, group: Any) -> None:
         columns, five = self.columns, self.form.bits == 5

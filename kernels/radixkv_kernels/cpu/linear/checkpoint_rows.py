@@ -14,7 +14,14 @@ import torch
 from torch import Tensor
 
 from radixkv_kernels.cpu.linear.block_formats import (
+    A4_BFLOAT,
+    A4_HALF,
+    A4_SINGLE,
+    A8_BFLOAT,
+    A8_HALF,
+    A8_SINGLE,
     ALL_FORMATS,
+    FLOAT_TABLES,
     GROUP,
     I8_SINGLE,
     NVFP4,
@@ -50,8 +57,26 @@ def format_of_codes(bits: int, scales: Tensor, zeros: Tensor | None) -> int:
     return U4_BFLOAT if _is_exact(scales, torch.bfloat16) else U4_SINGLE
 
 
+def format_of_affine(bits: int, scales: Tensor, leasts: Tensor) -> int:
+    """The narrowest format that holds unsigned codes with these scales and least values exactly.
+
+    Args:
+        bits: 4 or 8.
+        scales, leasts: any floats.
+    """
+    found = (A4_HALF, A4_BFLOAT, A4_SINGLE) if bits == 4 else (A8_HALF, A8_BFLOAT, A8_SINGLE)
+    for number, dtype in zip(found, (torch.float16, torch.bfloat16), strict=False):
+        if _is_exact(scales, dtype) and _is_exact(leasts, dtype):
+            return number
+    return found[-1]
+
+
 def block_rows(
-    number: int, codes: Tensor, scales: Tensor, zeros: Tensor | None = None
+    number: int,
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    leasts: Tensor | None = None,
 ) -> np.ndarray[Any, Any]:
     """Rows of blocks, uint8 [out, bytes of a row].
 
@@ -60,6 +85,7 @@ def block_rows(
         codes: [out, in]: uint8 for 4 bits, int8, or floats of 8 bits.
         scales: [out, groups]; for MXFP4 exponents and for NVFP4 floats in E4M3, uint8 both.
         zeros: whole numbers [out, groups], for formats that have them.
+        leasts: [out, groups], for formats that have least values.
 
     Raises:
         ValueError: inputs that are no whole blocks, or groups that cut one.
@@ -74,10 +100,13 @@ def block_rows(
     repeat = units * shared // groups
     rows = torch.empty(count, units, form.file_bytes, dtype=torch.uint8)
     dtype = _DTYPES.get(form.scale)
-    own = scales.to(dtype) if dtype is not None else scales
-    own = own.contiguous().view(torch.uint8).view(count, groups, -1)
-    rows[..., : form.scale_bytes] = own.repeat_interleave(repeat, 1).view(count, units, form.scale_bytes)
-    begin = form.scale_bytes
+    begin = 0
+    for values in (scales,) if leasts is None else (scales, leasts):
+        own = values.to(dtype) if dtype is not None else values
+        own = own.reshape(-1).contiguous().view(torch.uint8).view(count, groups, -1)
+        spread = own.repeat_interleave(repeat, 1).view(count, units, form.scale_bytes)
+        rows[..., begin : begin + form.scale_bytes] = spread
+        begin += form.scale_bytes
     if form.has_zero:
         found = torch.full(scales.shape, _MIDDLE) if zeros is None else zeros
         narrow = found.to(torch.int16).to(torch.uint8)
@@ -91,6 +120,9 @@ def _quants(bits: int, number: int, codes: Tensor) -> Tensor:
     count = len(codes)
     if bits == 8:
         return codes.contiguous().view(torch.uint8)
+    if number in FLOAT_TABLES:
+        pairs = codes.reshape(count, -1, 2)
+        return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
     if number == NVFP4:  # halves of 16 inputs: words of 4 and 4
         pairs = codes.reshape(count, -1, 2, 4)
     else:
