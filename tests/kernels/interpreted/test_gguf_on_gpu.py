@@ -39,8 +39,9 @@ from radixkv_kernels.cpu.linear.block_formats import FORMATS
 from radixkv_kernels.triton.stored_product import multiply_stored
 
 ROWS, WIDTH = 40, 512
-#: Formats of a file as llama.cpp mixes them.
+#: Formats of a file as llama.cpp mixes them, and of one with fewer inputs.
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K", "rest": "Q4_K"}
+SMALL = {"attn_v": "Q8_0", "ffn_down": "Q5_0", "token_embd": "Q8_0", "rest": "Q4_0"}
 
 
 def block_weight(number: int) -> BlockWeight:
@@ -83,10 +84,11 @@ def load(path: Path, **options: Any) -> LoadedModel:
     return load_model(config, show_progress=False)
 
 
-@pytest.mark.parametrize("experts", by_day((0, 3), 0))
-def test_models_of_mixed_blocks(tmp_path: Path, experts: int) -> None:
+@pytest.mark.parametrize(("hidden", "experts"), by_day(((64, 0), (256, 0), (256, 3)), (64, 0)))
+def test_models_of_mixed_blocks(tmp_path: Path, hidden: int, experts: int) -> None:
     """The tokens of the dequantised model, cold and hot; no weight in another form, the embedding shared."""
-    path = write_llama_gguf(tmp_path / "tiny.gguf", MIXED, layers=1, experts=experts)
+    kinds = MIXED if hidden == 256 else SMALL
+    path = write_llama_gguf(tmp_path / "tiny.gguf", kinds, hidden=hidden, layers=1, experts=experts)
     loaded = load(path, attention_backend="triton", dtype="float32")
     model = loaded.model
     embedded, output = model.get_input_embeddings(), model.get_output_embeddings()
@@ -132,7 +134,8 @@ def test_files_of_hybrid_models(case: str, tmp_path: Path) -> None:
     assert ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median() < 1e-4
 
 
-@pytest.mark.parametrize("architecture", by_day(EXPERT_ARCHITECTURES, "gpt-oss"))
+@pytest.mark.nightly
+@pytest.mark.parametrize("architecture", EXPERT_ARCHITECTURES)
 def test_files_of_experts(architecture: str, tmp_path: Path) -> None:
     """Gates and ups apart, with biases and gpt-oss's gate."""
     kinds = {"ffn_gate_inp": "F32", "rest": "Q8_0"}
