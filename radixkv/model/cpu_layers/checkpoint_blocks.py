@@ -81,9 +81,9 @@ def common_format(weights: list[StoredWeight]) -> int:
     if isinstance(first, Fp4Weight):
         return MXFP4 if first.group_size == GROUP else NVFP4
     if isinstance(first, CodebookWeight):
-        found = _table_of(first)
-        assert found is not None
-        return found
+        number = _table_of(first)
+        assert number is not None
+        return number
     if isinstance(first, AffineWeight):
         parts = [each for each in weights if isinstance(each, AffineWeight)]
         scales = torch.cat([each.scales.flatten() for each in parts])
