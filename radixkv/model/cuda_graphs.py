@@ -70,6 +70,7 @@ class StepGraphs:
         adapters: a `GpuAdapterMemory`; None: rows have none.
         states: states of the model; None: it has none.
         windows: blocks of layers with a window; None: they are not apart.
+        has_grid: the model's rotary positions have three components, which images tell apart.
     """
 
     def __init__(
@@ -85,8 +86,10 @@ class StepGraphs:
         adapters: Any = None,
         states: RunnerStates | None = None,
         windows: RunnerWindows | None = None,
+        has_grid: bool = False,
     ) -> None:
         self.model, self.backend, self._kv = model, backend, kv
+        self._has_grid = has_grid
         self.captured = self.replayed = 0
         self.enabled = True
         self._recorder = record or CudaRecorder()
@@ -106,9 +109,11 @@ class StepGraphs:
         pinned = device.type == "cuda"
         # Every graph writes its logits here, so that none keeps memory of its own for them.
         self._logits: torch.Tensor | None = None
-        # Rows: token ids, positions, slots, whether it is a row of the batch, slots in the pool of windows.
-        self._inputs = torch.zeros(5, max_rows, dtype=torch.int64, device=device)
-        self._staging = torch.zeros(5, max_rows, dtype=torch.int64, pin_memory=pinned)
+        # Rows: token ids, positions, slots, whether it is a row of the batch, slots in the pool of windows;
+        # rotary positions of a grid.
+        num_columns = 8 if has_grid else 5
+        self._inputs = torch.zeros(num_columns, max_rows, dtype=torch.int64, device=device)
+        self._staging = torch.zeros(num_columns, max_rows, dtype=torch.int64, pin_memory=pinned)
         self._staged = torch.cuda.Event() if pinned else None
         self._graphs: OrderedDict[Hashable, tuple[Callable[[], None], torch.Tensor]] = OrderedDict()
         self._seen: OrderedDict[Hashable, None] = OrderedDict()
@@ -136,7 +141,7 @@ class StepGraphs:
             ):
                 adapters = self._adapters.stage_none(size) if adapted else None
                 # A first run compiles the kernels, and finds the windows of the layers.
-                options = {"every_kernel": every_kernel, "chunks": chunks}
+                options: dict[str, Any] = {"every_kernel": every_kernel, "chunks": chunks}
                 if self._prepare(batch, size, adapters, **options) is None:
                     continue
                 self._forward()
@@ -145,20 +150,23 @@ class StepGraphs:
                     self._record(key)
             yield done / len(sizes)
 
-    def run(self, batch: Batch, plan: Any, adapters: Any = None) -> torch.Tensor | None:
+    def run(
+        self, batch: Batch, plan: Any, adapters: Any = None, rope: np.ndarray[Any, Any] | None = None
+    ) -> torch.Tensor | None:
         """Logits [S, V] of a step's `logit_rows`, valid until the next one; None if it does not qualify.
 
         The batch's copies have been made, and `plan` is the backend's of this batch.
 
         Args:
             adapters: `StepAdapters` of its rows; None: they have none.
+            rope: rotary positions [3, T] where images come before; None: they are the positions.
         """
         count = batch.num_tokens
         if not self.enabled or not qualifies(batch) or count > self._sizes[-1]:
             return None
         size = next(size for size in self._sizes if size >= count)
         staged = None if adapters is None else self._adapters.stage(adapters, size)
-        key = self._prepare(batch, size, staged, plan)
+        key = self._prepare(batch, size, staged, plan, rope=rope)
         if key is None:
             return None
         graph = self._graphs.get(key)
@@ -181,6 +189,7 @@ class StepGraphs:
         *,
         every_kernel: bool = False,
         chunks: bool = False,
+        rope: np.ndarray[Any, Any] | None = None,
     ) -> Hashable | None:
         """Bring a step to where recorded launches read it; returns its key, or None if it fits into none."""
         states = None
@@ -192,7 +201,7 @@ class StepGraphs:
             chunks, every_kernel = found, every_kernel or found
         if plan is None:
             plan = self._plan(batch)
-        self._fill(batch, size)
+        self._fill(batch, size, rope)
         slots = self._inputs[2, :size]
         self._step = AttentionStep(self.backend, self._kv, plan, slots, out=self._out, windows=self._windows)
         if self._freed is not None:
@@ -217,7 +226,7 @@ class StepGraphs:
             return logits[:count]
         return logits.index_select(0, to_device(rows, logits.device))
 
-    def _fill(self, batch: Batch, size: int) -> None:
+    def _fill(self, batch: Batch, size: int, rope: np.ndarray[Any, Any] | None) -> None:
         """Copy the batch's columns to the static inputs, padded to `size` rows."""
         if self._staged is not None:
             self._staged.synchronize()
@@ -230,6 +239,9 @@ class StepGraphs:
         host[3, :size] = np.arange(size) < count
         if batch.windows is not None:
             host[4, :count], host[4, count:size] = batch.windows.write_slots, -1
+        if self._has_grid:
+            host[5:, :count] = batch.positions if rope is None else rope
+            host[5:, count:size] = 0
         self._inputs[:, :size].copy_(self._staging[:, :size], non_blocking=True)
         if self._staged is not None:
             self._staged.record()
@@ -237,8 +249,11 @@ class StepGraphs:
             self._inputs[0, :count] = batch.fed_tokens
 
     def _forward(self) -> torch.Tensor:
-        token_ids, positions = self._inputs[:2, : len(self._step.slots)]
-        logits = call_model(self.model, token_ids, positions, None, self._step)
+        columns = self._inputs[:, : len(self._step.slots)]
+        token_ids, positions, inputs = columns[0], columns[1], None
+        if self._has_grid:
+            inputs = {"input_ids": token_ids[None], "position_ids": columns[5:, None]}
+        logits = call_model(self.model, token_ids, positions, None, self._step, inputs)
         if self._logits is None:
             self._logits = logits.new_zeros(self._sizes[-1], logits.shape[1])
         return self._logits[: len(logits)].copy_(logits)

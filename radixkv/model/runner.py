@@ -171,6 +171,7 @@ class ModelRunner:
                     adapters=self.adapters,
                     states=self.states,
                     windows=self.windows,
+                    has_grid=loaded.vision is not None and loaded.vision.family.has_grid,
                 )
 
     @property
@@ -285,8 +286,8 @@ class ModelRunner:
             self.copy_blocks(group)
         shown = None if self.images is None else self.images.of(batch)
         plan = self._plan(batch, None if shown is None else shown.ahead)
-        if self.graphs is not None and shown is None:
-            replayed = self.graphs.run(batch, plan, adapters)
+        if self.graphs is not None and (shown is None or shown.is_text):
+            replayed = self.graphs.run(batch, plan, adapters, None if shown is None else shown.rope)
             if replayed is not None:
                 return replayed
         rows = None if batch.write_rows is None else to_device(batch.write_rows, self.device)

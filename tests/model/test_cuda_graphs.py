@@ -21,6 +21,7 @@ import torch
 from nightly import by_day
 from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
+from tiny_vision_models import save_tiny_vision_model, shown, template_ids, words
 
 from radixkv import LLM, SamplingParams
 from radixkv.model.cuda_graphs import CudaRecorder, StepGraphs, max_padded_rows, qualifies, row_sizes
@@ -75,6 +76,36 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(family: str, tmp_path: Pat
     # 31 tokens of the longest request, at sizes 6 (of 5 and 6), 4, 3, 2 and 1, most of them replayed.
     assert 4 <= graphs.captured <= 6
     assert graphs.replayed >= 20
+
+
+@pytest.mark.parametrize("kind", by_day(["qwen2_5_vl", "qwen3_vl", "qwen3_5", "mistral3"], "qwen3_vl"))
+def test_steps_behind_images_are_replayed(kind: str, tmp_path: Path) -> None:
+    """Only steps with rows of images run eagerly; decodes behind them read their rotary positions."""
+    pytest.importorskip("PIL")
+    folder = save_tiny_vision_model(tmp_path / kind, kind)
+    prompts: list[Any] = []
+    for parts in ([words(1, 9), shown(1), words(2, 3)], [shown(2), words(3, 4), shown(1)], [words(4, 5)]):
+        ids, images = template_ids(parts)
+        data = {"multi_modal_data": {"image": images}} if images else {}
+        prompts.append({"prompt_token_ids": ids, **data})
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+
+    def answers(llm: LLM) -> list[list[int]]:
+        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params)]
+
+    expected = answers(make_llm(folder))
+    llm = make_llm(folder)
+    vision = llm.engine.runner.images.vision  # type: ignore[union-attr]
+    graphs = graphs_of(llm, has_grid=vision.family.has_grid)
+    assert list(graphs.capture())[-1] == 1.0
+    captured, before = graphs.captured, llm.engine.stats().steps
+    assert answers(llm) == expected
+    assert graphs.captured == captured
+    assert graphs.replayed >= llm.engine.stats().steps - before - 3 > 15
+    replayed, before = graphs.replayed, llm.engine.stats().steps
+    assert answers(llm) == expected, "hits behind the images: no step has rows of one"
+    if not kind.startswith("qwen3_5"):  # states are resumed from a checkpoint before them
+        assert graphs.replayed - replayed == llm.engine.stats().steps - before
 
 
 @pytest.mark.parametrize("speculation", [pytest.param("off", marks=pytest.mark.nightly), "auto"])

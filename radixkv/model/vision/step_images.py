@@ -72,6 +72,11 @@ class StepImages:
     rope: npt.NDArray[np.int64] | None = None
     ahead: Ahead | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """True where no row is an image's: images come before them alone."""
+        return not self.rows and self.ahead is None
+
     def inputs(self, vision: VisionModel, token_ids: Tensor, positions: Tensor) -> dict[str, Any]:
         """Return the arguments of a model's call for a step.
 
