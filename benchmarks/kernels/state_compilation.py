@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import triton
-
 from benchmarks.ahead_of_time import SHARED_PER_PROGRAM, compile_kernel
 from radixkv_kernels.triton.state import channels, chunks, conv, heads, keep, ring, scan
 
@@ -64,16 +62,15 @@ def compile_ring(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "b
     return _compile(ring.ring_kernel, of.ring(), target, dtype, {"q_ptr", "k_ptr", "v_ptr"}, of.ring_warps)
 
 
-def compile_scan(channels: int, size: int, target: str, dtype: str = "bf16") -> Any:
-    """The compiled kernel of selective scans."""
-    constants = {"C": channels, "G": 1, "N": size, "NP": triton.next_power_of_2(size)}
-    constants["BLOCK"] = scan.SCAN_BLOCK
-    return _compile(scan.scan_kernel, constants, target, dtype, {"x_ptr", "b_ptr", "c_ptr"}, 1)
-
-
-def compile_lru(channels: int, target: str) -> Any:
-    """The compiled kernel of linear recurrent units."""
-    return _compile(scan.lru_kernel, {"C": channels, "BLOCK": scan.LRU_BLOCK}, target, "fp32", set(), 1)
+def compile_scan(part: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:
+    """One of the compiled kernels `totals`, `states` and `rows` of scans, or of linear recurrent units."""
+    constants = scan.scan_sizes(sizes)
+    if part == "states":
+        constants = {"SIZE": constants["C"] * constants["N"], "BLOCK": scan.STATE_BLOCK}
+        return _compile(scan.states_kernel, constants, target, "fp32", set(), 1)
+    kernel = scan.totals_kernel if part == "totals" else scan.rows_kernel
+    inputs = set() if constants["LRU"] else {"x_ptr", "b_ptr", "c_ptr"}
+    return _compile(kernel, constants, target, dtype, inputs, 1)
 
 
 def compile_conv(channels: int, taps: int, target: str, dtype: str = "bf16") -> Any:
@@ -142,8 +139,11 @@ STATE_KERNELS: dict[str, Callable[[str], Any]] = {
     **_parts("Mamba2 8:128 d128 x 64", "ssd", (8, 128, 128, 64)),
     **_parts("Mamba2 1:24 d256 x 64", "ssd", (1, 24, 256, 64)),
     **_parts("lightning attention 64 d128", "ssd", (64, 64, 128, 128)),
-    "Mamba 8192 channels x 16": lambda target: compile_scan(8192, 16, target),
-    "RG-LRU 2560 channels": lambda target: compile_lru(2560, target),
+    **{
+        f"{name}, {part}": functools.partial(compile_scan, part, sizes)
+        for name, sizes in (("Mamba 8192 channels x 16", (8192, 1, 16)), ("RG-LRU 2560 channels", (2560,)))
+        for part in ("totals", "states", "rows")
+    },
     "convolution 8192 channels, 4 taps": lambda target: compile_conv(8192, 4, target),
     "keep 2048, 32, 4096 and 32 numbers": lambda target: compile_keep((2048, 32, 4096, 32, 0), target),
 }
@@ -154,7 +154,7 @@ BY_DAY = (
     "gated delta net 16:32 d128, convolution and gates",
     "gated delta net 16:32 d128, norm and rings",
     "KDA 32 d128, scores",
-    "Mamba 8192 channels x 16",
+    "Mamba 8192 channels x 16, rows",
     "convolution 8192 channels, 4 taps",
     "keep 2048, 32, 4096 and 32 numbers",
 )

@@ -195,7 +195,7 @@ class RecordedKernel:
 KERNELS = {
     heads: ("gather_kernel", "scores_kernel", "local_kernel", "state_kernel", "output_kernel", "ring_kernel"),
     conv: ("conv_kernel",),
-    scan: ("scan_kernel", "lru_kernel"),
+    scan: ("totals_kernel", "states_kernel", "rows_kernel"),
     keep: ("keep_kernel",),
 }
 

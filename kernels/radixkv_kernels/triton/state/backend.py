@@ -16,7 +16,7 @@ from radixkv_kernels.states import LayerStates, PagedStates
 from radixkv_kernels.triton.state.conv import conv_rows, rows_of_heads
 from radixkv_kernels.triton.state.heads import head_rows
 from radixkv_kernels.triton.state.keep import keep_rows, leave_rows
-from radixkv_kernels.triton.state.scan import lru_rows, scan_rows
+from radixkv_kernels.triton.state.scan import scan_rows
 from radixkv_kernels.triton.state.tables import StepTables, TableBuffer
 
 
@@ -110,7 +110,7 @@ def _compute(
         scan_rows(memory, tables, inputs, constants[0].contiguous(), out)
         kept = list(zip(inputs[:3], rings[:3], strict=True))
     elif kind == "lru":
-        lru_rows(memory, tables, inputs, out)
+        scan_rows(memory, tables, inputs, None, out)
         kept = list(zip(inputs, rings[:2], strict=True))
     else:
         kept = head_rows(memory, tables, inputs, out)

@@ -5,8 +5,8 @@ All lie in one int32 array behind a header with their lengths, `COUNTS`. Grids m
 programs past a table's end return at once. So launches that were recorded serve other steps whose tables fit,
 if these lie at the same addresses (`TableBuffer`).
 
-Convolutions and scans walk the rows of one request from its base to its end, so that of the plan's operations
-there remain, for each request, where it begins and after how many of its rows a state is kept::
+Convolutions walk the rows of one request from its base to its end, so that of the plan's operations there
+remain, for each request, where it begins and after how many of its rows a state is kept::
 
     walks     int32 [W, 8]  first row, rows, ring, tokens in the ring, base slot, folds [begin, end),
                             first of its rows that the ring keeps
@@ -16,14 +16,14 @@ there remain, for each request, where it begins and after how many of its rows a
     owners    int32 [T]     request of each row
     kept      int32 [M, 4]  row, ring, place: rows that rings hold after the step
 
-Heads are computed in chunks of the grid, or, a few rows of a request outside deterministic mode, over its
-ring::
+Heads and scans are computed in chunks of the grid, or, a few rows of a request outside deterministic mode, over
+its ring::
 
     requests  int32 [R, 8]  chunks [begin, end), base slot, ring, copies [begin, end)
     chunks    int32 [C, 8]  first row, its place in the chunk, end of the chunk's rows, ring, slot for the
                             state after it or -1; places before the first row are the ring's
     copies    int32 [S, 2]  slot, slot that its state goes to, too
-    shorts    int32 [D, 8]  first row, rows, ring, tokens in the ring, base slot
+    shorts    int32 [D, 8]  first row, rows, ring, tokens in the ring, base slot, tokens after the step
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _chunks(plan: StatePlan, deterministic: bool) -> tuple[np.ndarray, ...]:
     for own in _by_request(plan):
         if not deterministic and _is_short(own, num_slots):
             _, first, count, ring, place, base = own.pop()
-            shorts.append((first, count, ring, place, base, 0, 0, 0))
+            shorts.append((first, count, ring, place, base, place + count, 0, 0))
             if not own:
                 continue
         first_chunk, first_copy = len(chunks), len(copies)
