@@ -34,7 +34,7 @@ def gather_kernel(
 ):  # fmt: skip
     """Keys of each chunk, their lengths and the sums of decays. Grid (chunks, heads)."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if chunk >= tl.load(header_ptr + 6):
+    if chunk >= tl.load(header_ptr + 5):
         return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
@@ -61,7 +61,7 @@ def scores_kernel(
 ):  # fmt: skip
     """Grid (parts, chunks, heads). Scores at places j > i mean nothing."""
     chunk, head = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    if chunk >= tl.load(header_ptr + 6):
+    if chunk >= tl.load(header_ptr + 5):
         return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)

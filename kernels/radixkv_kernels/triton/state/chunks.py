@@ -59,7 +59,7 @@ def local_kernel(
 ):  # fmt: skip
     """Grid (chunks, heads). KR, VR: sizes in rings; KP, VP: powers of two."""
     chunk, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if chunk >= tl.load(header_ptr + 6):
+    if chunk >= tl.load(header_ptr + 5):
         return
     group = head // (H // G)
     table = chunks_ptr + chunk * 8
@@ -145,7 +145,7 @@ def state_kernel(
     to its ring. The loop has no branches, so that a chunk's inputs are loaded while the one before is
     computed.
     """
-    if tl.program_id(2) >= tl.load(header_ptr + 5):
+    if tl.program_id(2) >= tl.load(header_ptr + 4):
         return
     request = requests_ptr + tl.program_id(2) * 8
     head = tl.program_id(1)
@@ -215,7 +215,7 @@ def output_kernel(
 ):  # fmt: skip
     """Grid (blocks of BV columns, chunks, heads)."""
     chunk, head = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    if chunk >= tl.load(header_ptr + 6):
+    if chunk >= tl.load(header_ptr + 5):
         return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)

@@ -112,7 +112,7 @@ def conv_kernel(
     """
     blocks: tl.constexpr = (C + BLOCK - 1) // BLOCK
     index, block = tl.program_id(0), tl.program_id(1)
-    is_row = index < tl.load(header_ptr + 3)
+    is_row = index < tl.load(header_ptr + 2)
     if LOGITS != _NONE:  # noqa: SIM102 - the compiler decides this one
         if block >= blocks:
             if index < num_rows:
@@ -134,7 +134,7 @@ def conv_kernel(
             return
         owner = tl.load(owners_ptr + index)
     else:
-        if index - num_rows >= tl.load(header_ptr + 2):
+        if index - num_rows >= tl.load(header_ptr + 1):
             return
         owner = tl.load(save + 2)
     request = requests_ptr + owner * 8

@@ -74,7 +74,7 @@ def keep_kernel(
 ):  # fmt: skip
     """Grid (kept rows, blocks of BLOCK of A, B, C, D and E numbers a row). A ring holds its rows one after
     the other, whatever shape the CPU's kernels see in it."""
-    if tl.program_id(0) >= tl.load(header_ptr + 4):
+    if tl.program_id(0) >= tl.load(header_ptr + 3):
         return
     _keep_one_of(
         kept_ptr, a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, ring_a_ptr, ring_b_ptr, ring_c_ptr, ring_d_ptr,
@@ -102,7 +102,7 @@ def leave_kernel(
     blocks: tl.constexpr = (N // W + NORMS - 1) // NORMS
     block = tl.program_id(1)
     if block >= blocks:
-        if tl.program_id(0) >= tl.load(header_ptr + 4):
+        if tl.program_id(0) >= tl.load(header_ptr + 3):
             return
         _keep_one_of(
             kept_ptr, a_ptr, b_ptr, c_ptr, d_ptr, e_ptr, ring_a_ptr, ring_b_ptr, ring_c_ptr, ring_d_ptr,
@@ -115,7 +115,7 @@ def leave_kernel(
     norm, within = block * NORMS + tl.arange(0, NORMS)[:, None], tl.arange(0, WP)[None, :]
     column = norm * W + within
     inside = (norm < N // W) & (within < W)
-    is_row = inside & (within < tl.where(row < tl.load(header_ptr + 3), W, 0))
+    is_row = inside & (within < tl.where(row < tl.load(header_ptr + 2), W, 0))
     x = tl.load(x_ptr + row * N + column, mask=is_row, other=0.0).to(dtype).to(tl.float32)
     if SKIP:
         values = tl.load(values_ptr + row * values_stride + column, mask=is_row, other=0.0).to(tl.float32)

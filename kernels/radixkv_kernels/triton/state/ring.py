@@ -39,9 +39,9 @@ def ring_kernel(
     num_rows: rows of the layer; those that belong to no request become zero.
     """
     blocks: tl.constexpr = (V + BV - 1) // BV
-    num_shorts = tl.load(header_ptr + 8)
+    num_shorts = tl.load(header_ptr + 7)
     if tl.program_id(1) >= num_shorts:
-        padding = tl.load(header_ptr + 3) + tl.program_id(1) - num_shorts
+        padding = tl.load(header_ptr + 2) + tl.program_id(1) - num_shorts
         if padding < num_rows:
             place = tl.program_id(0) % blocks * BV + tl.arange(0, BV)
             at_padding = (padding.to(tl.int64) * H + tl.program_id(0) // blocks) * V + place

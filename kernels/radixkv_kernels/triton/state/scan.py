@@ -63,7 +63,7 @@ def totals_kernel(
 ):  # fmt: skip
     """Grid (blocks of BLOCK channels, chunks); nothing of chunks that are not full."""
     chunk = tl.program_id(1)
-    if chunk >= tl.load(header_ptr + 6):
+    if chunk >= tl.load(header_ptr + 5):
         return
     table = chunks_ptr + chunk * 8
     first, begin, end = tl.load(table).to(tl.int64), tl.load(table + 1), tl.load(table + 2)
@@ -102,7 +102,7 @@ def states_kernel(
 ):  # fmt: skip
     """Grid (blocks of BLOCK of a state's SIZE numbers, requests). The state before a chunk takes the place of
     the product of its factors."""
-    if tl.program_id(1) >= tl.load(header_ptr + 5):
+    if tl.program_id(1) >= tl.load(header_ptr + 4):
         return
     request = requests_ptr + tl.program_id(1) * 8
     own = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -140,14 +140,14 @@ def rows_kernel(
     shared = (channel // (C // G))[:, None] * N + n[None, :]
     index = tl.program_id(1)
     if index < num_chunks:
-        if index >= tl.load(header_ptr + 6):
+        if index >= tl.load(header_ptr + 5):
             return
         table = chunks_ptr + index * 8
         begin, end = tl.load(table + 1), tl.load(table + 2)
         ring = tl.load(table + 3).to(tl.int64) * _GRID
         s_ptr = before_ptr + index.to(tl.int64) * (C * N)
     else:
-        if index - num_chunks >= tl.load(header_ptr + 8):
+        if index - num_chunks >= tl.load(header_ptr + 7):
             return
         table = shorts_ptr + (index - num_chunks) * 8
         begin, end = tl.load(table + 3), tl.load(table + 5)

@@ -8,16 +8,13 @@ if these lie at the same addresses (`TableBuffer`).
 Convolutions walk the rows of one request from its base to its end, so that of the plan's operations there
 remain, for each request, where it begins and after how many of its rows a state is kept::
 
-    walks     int32 [W, 8]  first row, rows, ring, tokens in the ring, base slot, folds [begin, end),
-                            first of its rows that the ring keeps
-    folds     int32 [F, 4]  rows of its request before it, slot, request, rows before the fold before it; a
-                            request's last one is its end and has slot -1
-    saves     int32 [S, 4]  the folds that have a slot
+    walks     int32 [W, 8]  first row, rows, ring, tokens in the ring, base slot
+    saves     int32 [S, 4]  rows of its request before a state that is kept, slot, request
     owners    int32 [T]     request of each row
     kept      int32 [M, 4]  row, ring, place: rows that rings hold after the step
 
-Heads and scans are computed in chunks of the grid, or, a few rows of a request outside deterministic mode, over
-its ring::
+Heads and scans are computed in chunks of the grid, or, a few rows of a request outside deterministic mode,
+over its ring::
 
     requests  int32 [R, 8]  chunks [begin, end), base slot, ring, copies [begin, end)
     chunks    int32 [C, 8]  first row, its place in the chunk, end of the chunk's rows, ring, slot for the
@@ -42,7 +39,6 @@ MAX_SHORT_ROWS = 8
 #: Columns of each table, in their order.
 _WIDTHS = {
     "walks": 8,
-    "folds": 4,
     "saves": 4,
     "owners": 1,
     "kept": 4,
@@ -62,7 +58,7 @@ def capacities(rows: int, *, large: bool) -> dict[str, int]:
     each = dict.fromkeys(_WIDTHS, rows)
     each |= dict.fromkeys(("requests", "chunks"), chunks)
     each |= dict.fromkeys(("saves", "copies"), 2 * chunks)
-    return each | {"folds": rows + 2 * chunks}
+    return each
 
 
 class StepTables:
@@ -141,26 +137,22 @@ class TableBuffer:
 
 def _walks(plan: StatePlan) -> tuple[np.ndarray, ...]:
     requests: list[tuple[int, ...]] = []
-    folds: list[tuple[int, ...]] = []
+    saves: list[tuple[int, ...]] = []
     pieces: list[tuple[int, ...]] = []
     for own in _by_request(plan):
         code, ring, base = own[0][:3]
         at = GRID
         if code == ROWS:
             ring, at, base = own[0][3:]
-        request, first_fold, rows, before = len(requests), len(folds), 0, 0
+        rows = 0
         for operation in own:
             if operation[0] == ROWS:
                 piece, rows = operation, rows + operation[2]
-                continue
-            slot = _target(operation)
-            if slot < plan.spec.num_slots:  # the state itself passes on in registers
-                folds.append((rows, slot, request, before))
-                before = rows
-        folds.append((rows, -1, request, before))
+            elif _target(operation) < plan.spec.num_slots:  # others pass on in registers
+                saves.append((rows, _target(operation), len(requests), 0))
         first = piece[1] + piece[2] - rows
         pieces.append(tuple(piece[1:5]))
-        requests.append((first, rows, ring, at, base, first_fold, len(folds), piece[1] - first))
+        requests.append((first, rows, ring, at, base, 0, 0, 0))
     table = _table(requests, 8)
     row, count, ring_of, place = _table(pieces, 4).T
     within = np.arange(count.sum(), dtype=np.int32) - np.repeat(np.cumsum(count) - count, count)
@@ -170,8 +162,7 @@ def _walks(plan: StatePlan) -> tuple[np.ndarray, ...]:
     kept[:, 0] += within
     kept[:, 2] += within
     owners = np.repeat(np.arange(len(table), dtype=np.int32), table[:, 1])
-    ends = _table(folds, 4)
-    return table, ends, ends[ends[:, 1] >= 0], owners, kept
+    return table, _table(saves, 4), owners, kept
 
 
 def _chunks(plan: StatePlan, deterministic: bool) -> tuple[np.ndarray, ...]:
