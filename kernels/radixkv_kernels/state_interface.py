@@ -176,3 +176,27 @@ class StateBackend(ABC):
             NotImplementedError: the backend (a CPU's) has no kernels for it; `mix` computes the same.
         """
         raise NotImplementedError(f"{type(self).__name__} has no kernels for gates and norms")
+
+    def mix_factored(
+        self,
+        states: PagedStates,
+        layer: int,
+        plan: StatePlan,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        row: torch.Tensor,
+    ) -> torch.Tensor:
+        """Compute a gated short convolution (LFM2's) between its products, and carry the plan out on its
+        state.
+
+        Args:
+            weight, bias: [taps, C] and [C], of the convolution.
+            row: [T, 3 C]: factors of its input, factors of its output, and its input.
+
+        Returns:
+            [T, C] in the dtype of `row`. Padding rows are zero.
+
+        Raises:
+            NotImplementedError: as `mix_gated`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no kernels for factors of a convolution")

@@ -25,7 +25,8 @@ from radixkv.model.decoder_layers import GatedParts, describe_gated, find_norm
 from radixkv.model.gpu_layers import merged_linear
 from radixkv.model.gpu_products import TiledProduct, group_of
 from radixkv.model.state_layers.head_parts import HeadParts
-from radixkv.model.state_layers.mixer import Mixer
+from radixkv.model.state_layers.mixer import Mixer, filter_of
+from radixkv.model.state_layers.short_conv import ShortConv
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm
 from radixkv_kernels.triton.gated import gate_rows
@@ -33,33 +34,38 @@ from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, no
 
 
 class _Names(NamedTuple):
-    """Attributes of a decoder layer: norm, module with a state, norm, MLPs whose results are added up."""
+    """Attributes of a decoder layer.
 
-    norm: str
+    Attributes:
+        mixer: the module with a state; `mlps`: modules whose results are added up.
+        norms: of the inputs of both; `norms_after`: of their results.
+        in_tuple: transformers' layer returns a tuple.
+    """
+
     mixer: str
-    norm_after: str | None
-    mlps: tuple[str, ...]
-    #: transformers' layer returns a tuple.
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    mlps: tuple[str, ...] = ("mlp",)
+    norms_after: tuple[str, ...] = ()
     in_tuple: bool = False
 
 
-_QWEN = _Names("input_layernorm", "linear_attn", "post_attention_layernorm", ("mlp",))
-_KIMI = _QWEN._replace(mixer="self_attn")
-_LFM = _Names("operator_norm", "conv", "ffn_norm", ("feed_forward",))
+_LFM = _Names("conv", ("operator_norm", "ffn_norm"), ("feed_forward",))
 #: Class of a decoder layer -> its attributes.
 _LAYERS = {
-    "Qwen3NextDecoderLayer": _QWEN,
-    "Qwen3_5DecoderLayer": _QWEN,
-    "Qwen3_5MoeDecoderLayer": _QWEN,
-    "OlmoHybridLinearAttentionDecoderLayer": _QWEN,
-    "KimiLinearDecoderLayer": _KIMI,
-    "BailingHybridDecoderLayer": _KIMI,
-    "BambaDecoderLayer": _Names("input_layernorm", "mamba", "pre_ff_layernorm", ("feed_forward",), True),
-    "GraniteMoeHybridDecoderLayer": _QWEN._replace(mixer="mamba", mlps=("block_sparse_moe", "shared_mlp")),
-    "NemotronHBlock": _Names("norm", "mixer", None, ()),
+    "Qwen3NextDecoderLayer": _Names("linear_attn"),
+    "Qwen3_5DecoderLayer": _Names("linear_attn"),
+    "Qwen3_5MoeDecoderLayer": _Names("linear_attn"),
+    "OlmoHybridLinearAttentionDecoderLayer": _Names("linear_attn"),
+    "KimiLinearDecoderLayer": _Names("self_attn"),
+    "BailingHybridDecoderLayer": _Names("self_attn"),
+    "BambaDecoderLayer": _Names(
+        "mamba", ("input_layernorm", "pre_ff_layernorm"), ("feed_forward",), in_tuple=True
+    ),
+    "GraniteMoeHybridDecoderLayer": _Names("mamba", mlps=("block_sparse_moe", "shared_mlp")),
+    "NemotronHBlock": _Names("mixer", ("norm",), ()),
     "Lfm2DecoderLayer": _LFM,
     "Lfm2MoeDecoderLayer": _LFM,
-    "Lfm3DecoderLayer": _LFM,
+    "Lfm3DecoderLayer": _LFM._replace(norms_after=("post_operator_norm", "post_ffn_norm")),
 }
 
 
@@ -69,31 +75,38 @@ def fuse_state_layers(model: Any) -> int:
 
     Call it before norms are replaced by others.
     """
-    fuse_heads(model)
+    fuse_mixers(model)
     dtype = model.get_input_embeddings().weight.dtype
     count = 0
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for index, layer in enumerate(layers):
             names = _LAYERS.get(type(layer).__name__)
-            if names is None or not isinstance(getattr(layer, names.mixer, None), FusedHeads):
+            mixer = None if names is None else getattr(layer, names.mixer, None)
+            if names is None or not isinstance(mixer, FusedHeads | FusedShortConv):
                 continue
-            after = None if names.norm_after is None else getattr(layer, names.norm_after)
-            norms = [
-                find_norm(norm, dtype) for norm in (getattr(layer, names.norm), after) if norm is not None
-            ]
-            if None not in norms:
-                layers[index] = FusedStateLayer(layer, names, norms)
+            before = [find_norm(getattr(layer, name), dtype) for name in names.norms]
+            after = [_norm_after(getattr(layer, name), dtype) for name in names.norms_after]
+            if None not in before and False not in after:
+                layers[index] = FusedStateLayer(layer, names, before, after)
                 count += 1
     return count
 
 
+def _norm_after(module: nn.Module, dtype: torch.dtype) -> Any:
+    """Describe the norm of a result; None: it is added as it is, False: it can't be described."""
+    return None if isinstance(module, nn.Identity) else find_norm(module, dtype) or False
+
+
 @torch.no_grad()
-def fuse_heads(model: Any) -> int:
-    """Replace state layers of heads, one after the other; returns how many."""
+def fuse_mixers(model: Any) -> int:
+    """Replace state layers of heads and short convolutions, one after the other; returns how many."""
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             mixer = child.__dict__.get("forward")
+            if isinstance(mixer, ShortConv):
+                setattr(parent, name, FusedShortConv(mixer))
+                count += 1
             parts = mixer.parts() if isinstance(mixer, Mixer) else None
             if parts is not None:
                 setattr(parent, name, FusedHeads(mixer, parts))
@@ -105,14 +118,16 @@ class FusedStateLayer(nn.Module):
     """A decoder layer: [1, T, W] -> [1, T, W]. The input's memory holds the result.
 
     Args:
-        layer: transformers' layer, whose state layer is a `FusedHeads`.
-        norms: of the state layer's input and of the MLPs', if it has some.
+        layer: transformers' layer, whose state layer has been replaced.
+        before: norms of the state layer's input and of the MLPs', if it has some.
+        after: norms of their results, or None for each.
     """
 
-    def __init__(self, layer: Any, names: _Names, norms: list[Any]) -> None:
+    def __init__(self, layer: Any, names: _Names, before: list[Any], after: list[Any]) -> None:
         super().__init__()
         self._names, self._mixer, self._mlps = names, names.mixer, []
-        self.norms: list[Norm] = norms
+        self.norms: list[Norm] = before
+        self.norms_after: list[Norm | None] = after or [None, None]
         self.multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self.block_type = getattr(layer, "block_type", None)
         # Modules keep their names, by which adapters find them.
@@ -131,13 +146,15 @@ class FusedStateLayer(nn.Module):
         states = hidden_states[0]
         added = getattr(self, self._mixer)(norm_rows(states, self.norms[0])[None])[0]
         if self._mlps:
-            normed = add_and_norm_rows(states, added, self.norms[1], multiplier=self.multiplier)[None]
-            parts = [getattr(self, name)(normed) for name in self._mlps]
+            normed = add_and_norm_rows(
+                states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
+            )
+            parts = [getattr(self, name)(normed[None]) for name in self._mlps]
             # The scores of a router come second.
             added, *others = (part[0][0] if isinstance(part, tuple) else part[0] for part in parts)
             for other in others:
                 added = added + other
-        add_rows(states, added, multiplier=self.multiplier)
+        add_rows(states, added, multiplier=self.multiplier, after=self.norms_after[1])
         return (hidden_states, None) if self._names.in_tuple else hidden_states
 
 
@@ -214,6 +231,25 @@ class FusedHeads(nn.Module):
         inputs = found["mixed"], found["gate"], found["logits"], found.get("betas")
         out = self.output(current_step().states.mix_gated(self.layer, parts.heads, *inputs))[None]
         return out if self.besides is None else (out, *self.besides)
+
+
+class FusedShortConv(nn.Module):
+    """A module that stands for LFM2's gated short convolution: [1, T, W] -> [1, T, W]."""
+
+    def __init__(self, mixer: ShortConv) -> None:
+        super().__init__()
+        module = mixer.module
+        self.layer = mixer.layer
+        self.in_proj: nn.Module = module.in_proj
+        self.out_proj: nn.Module = module.out_proj
+        self.filter, self.bias = filter_of(module.conv), module.conv.bias
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
+        """The layer, in the signature that transformers calls."""
+        row = self.in_proj(hidden_states[0])
+        mixed = current_step().states.mix_factored(self.layer, self.filter, self.bias, row)
+        out: Tensor = self.out_proj(mixed)
+        return out[None]
 
 
 def _is_here(mlp: Any, gated: GatedParts) -> bool:

@@ -50,6 +50,9 @@ class _WithoutAttention:
         self.states = self
 
     def mix(self, layer: int, kind: str, inputs: tuple[torch.Tensor, ...], constants: Any) -> torch.Tensor:
+        if kind in ("scan", "lru"):
+            size = int(np.prod(shape_of(layer, kind, inputs, constants).slot_shape))
+            inputs[0].new_empty(2, self._num_chunks, size, dtype=torch.float32)  # counts, as below
         if kind not in ("delta", "kda", "ssd"):
             return inputs[0].new_empty(inputs[0].shape, dtype=torch.float32)
         from radixkv_kernels.triton.state.heads import ChunkScratch, HeadSizes  # needs triton
@@ -75,6 +78,10 @@ class _WithoutAttention:
         inputs = tuple(rows[:, :width].unflatten(1, (count, -1)) for width, count in sizes)
         out = self.mix(layer, of.kind, (*inputs, decays[:, : of.num_logits]), ())
         return gate.new_empty(out.shape[0], values)
+
+    def mix_factored(self, layer: int, weight: torch.Tensor, *inputs: Any) -> torch.Tensor:
+        row = inputs[-1]
+        return row.new_empty(2, len(row), weight.shape[1])[0]
 
     def attend_merged(self, layer: int, merged: torch.Tensor, *others: Any, **scoring: Any) -> torch.Tensor:
         group = self._groups[layer]

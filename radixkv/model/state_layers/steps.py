@@ -48,6 +48,10 @@ class PagedStep:
         """Compute a layer of heads between its products; inputs as of `StateBackend.mix_gated`."""
         return self.backend.mix_gated(self.memory, layer, self.plan, of, *inputs)  # type: ignore[arg-type]
 
+    def mix_factored(self, layer: int, weight: Tensor, bias: Tensor | None, row: Tensor) -> Tensor:
+        """Compute a gated short convolution; see `StateBackend.mix_factored`."""
+        return self.backend.mix_factored(self.memory, layer, self.plan, weight, bias, row)
+
 
 class PlainStates:
     """The T tokens of one sequence from its beginning, by the float64 reference.

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model.cuda_graphs import StepGraphs
-from radixkv.model.gpu_states import FusedHeads, FusedStateLayer
+from radixkv.model.gpu_states import FusedHeads, FusedShortConv, FusedStateLayer
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv_kernels.states import StateSpec
@@ -27,7 +27,7 @@ LENGTH = 14
 #: Launches of a layer with a gated MLP, and of what is between its norm and its residual.
 MAX_LAUNCHES, MAX_HEADS = 14, 8
 #: Families with a gated MLP, or none, in every layer.
-DENSE = ("qwen3_5_text", "olmo_hybrid", "nemotron_h", "bamba")
+DENSE = ("qwen3_5_text", "olmo_hybrid", "nemotron_h", "bamba", "lfm2", "lfm3")
 #: Family -> launches more than that: a decay for each channel takes two kernels, low ranks two products.
 FAMILIES: dict[str, int] = {
     **dict.fromkeys((*DENSE, "qwen3_next", "qwen3_5_moe_text", "granitemoehybrid"), 0),
@@ -59,7 +59,7 @@ def test_a_layer_launches_few_kernels(family: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path, family)
     runner = make_runner(tmp_path)
     layers = [each for each in runner.model.modules() if isinstance(each, FusedStateLayer)]
-    heads = [each for each in runner.model.modules() if isinstance(each, FusedHeads)]
+    heads = [each for each in runner.model.modules() if isinstance(each, FusedHeads | FusedShortConv)]
     assert len(layers) == len(heads) > 0
     tokens = np.random.default_rng(0).integers(3, 320, LENGTH).tolist()
     one = HandMade(runner, tokens)
@@ -74,10 +74,10 @@ def test_a_layer_launches_few_kernels(family: str, tmp_path: Path) -> None:
     assert len(launched) == len(between) >= 4 * len(layers)
     for whole, part in zip(launched, between, strict=True):
         assert part.total() <= MAX_HEADS + FAMILIES[family], part
-        assert part["conv_kernel"] == part["leave_kernel"] == 1, part
+        assert part["conv_kernel"] == part["leave_kernel"] + part["keep_kernel"] == 1, part
         assert family not in DENSE or whole.total() <= MAX_LAUNCHES, whole
     decode = between[len(layers)]
-    assert decode["ring_kernel"] == 1
+    assert decode["ring_kernel"] == decode["leave_kernel"]
     assert not decode["state_kernel"]
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
     with torch.inference_mode():

@@ -13,7 +13,7 @@ import torch
 from radixkv_kernels.gated_heads import GatedHeads
 from radixkv_kernels.state_interface import StateBackend, StatePlan
 from radixkv_kernels.states import LayerStates, PagedStates
-from radixkv_kernels.triton.state.conv import conv_rows, rows_of_heads
+from radixkv_kernels.triton.state.conv import conv_rows, factored_rows, rows_of_heads
 from radixkv_kernels.triton.state.heads import head_rows
 from radixkv_kernels.triton.state.keep import keep_rows, leave_rows
 from radixkv_kernels.triton.state.scan import scan_rows
@@ -84,6 +84,23 @@ class TritonStates(StateBackend):
         out = torch.empty(shape, dtype=torch.float32, device=mixed.device)
         kept = head_rows(memory, tables, inputs, out, clears_padding=False)
         return leave_rows(tables, of, out, gate, values, [(mixed, conv.rings[0]), *kept])
+
+    def mix_factored(
+        self,
+        states: PagedStates,
+        layer: int,
+        plan: StatePlan,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        row: torch.Tensor,
+    ) -> torch.Tensor:
+        """See `StateBackend`."""
+        tables, memory = self._staged(plan, row.device), states.of(layer, "conv")
+        if not tables.grids["walks"]:
+            return torch.zeros(len(row), weight.shape[1], dtype=row.dtype, device=row.device)
+        out, inputs = factored_rows(memory, tables, weight, bias, row)
+        keep_rows(tables, [(inputs, memory.rings[0])])
+        return out
 
     def _staged(self, plan: StatePlan, device: torch.device) -> StepTables:
         """The tables of a plan, which a step's layers share."""

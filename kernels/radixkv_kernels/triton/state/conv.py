@@ -24,8 +24,9 @@ from radixkv_kernels.triton.state.tables import StepTables
 
 BLOCK, WARPS = 256, 2
 _GRID = tl.constexpr(GRID)
-#: What a row's logits mean: nothing; decays; steps that values are multiplied by, and their decays.
-_NONE, _DECAY, _STEP = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+#: What a row has besides: nothing; logits of decays; of steps that values are multiplied by, and their
+#: decays; factors of the convolution's input and output.
+_NONE, _DECAY, _STEP, _FACTORS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 #: The same of a kind's.
 LOGITS = {"delta": 1, "kda": 1, "ssd": 2}
 
@@ -54,12 +55,23 @@ def softplus(x):
 
 
 @triton.jit
+def _input(x_ptr, row, stride, column, inside, C: tl.constexpr, FACTORS: tl.constexpr):
+    """The convolution's input of a row: its C numbers, or the third C of them times the first."""
+    at = x_ptr + row * stride + column
+    x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    if FACTORS:
+        x *= tl.load(at + 2 * C, mask=inside, other=0.0).to(tl.float32)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+@triton.jit
 def _tap(x_ptr, slot_ptr, ring_ptr, stride, first, at, own, column, inside, C: tl.constexpr,
-         TAPS: tl.constexpr):  # fmt: skip
+         TAPS: tl.constexpr, FACTORS: tl.constexpr):  # fmt: skip
     """The input of row `own` of a request, which may lie up to TAPS - 1 tokens before its first row."""
     place = at + own
     if own >= 0:
-        x = tl.load(x_ptr + (first + own) * stride + column, mask=inside, other=0.0).to(tl.float32)
+        x = _input(x_ptr, first + own, stride, column, inside, C, FACTORS)
     elif place >= 0:
         x = tl.load(ring_ptr + place * C + column, mask=inside, other=0.0)
     else:
@@ -107,13 +119,13 @@ def conv_kernel(
 ):  # fmt: skip
     """Grid (rows + kept states, blocks of BLOCK channels, logits and betas), or more.
 
-    Rows past the plan's become zero. LOGITS: none, decays of H heads, or steps; with steps, the first V
-    channels times the step of their head go to `written_ptr`, too.
+    Rows past the plan's become zero. LOGITS: see `_NONE`. Decays and steps are those of H heads; with steps,
+    the first V channels times the step of their head go to `written_ptr`, too; with factors, the inputs do.
     """
     blocks: tl.constexpr = (C + BLOCK - 1) // BLOCK
     index, block = tl.program_id(0), tl.program_id(1)
     is_row = index < tl.load(header_ptr + 2)
-    if LOGITS != _NONE:  # noqa: SIM102 - the compiler decides this one
+    if LOGITS != _NONE and LOGITS != _FACTORS:  # noqa: SIM102 - the compiler decides this one
         if block >= blocks:
             if index < num_rows:
                 _decays(
@@ -149,12 +161,19 @@ def conv_kernel(
             total = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
         for k in tl.static_range(TAPS):
             x = _tap(
-                x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS
-            )
+                x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS,
+                LOGITS == _FACTORS,
+            )  # fmt: skip
             total += x * tl.load(weight_ptr + k * C + column, mask=inside, other=0.0).to(tl.float32)
         if SILU:
             total = silu(total)
         out = total.to(out_ptr.dtype.element_ty)
+        if LOGITS == _FACTORS:
+            row = index.to(tl.int64)
+            x = _input(x_ptr, row, stride, column, inside, C, True).to(out.dtype)
+            tl.store(written_ptr + row * C + column, x, mask=inside)
+            factor = tl.load(x_ptr + row * stride + C + column, mask=inside, other=0.0).to(tl.float32)
+            out = (out.to(tl.float32) * factor).to(out.dtype)
         tl.store(out_ptr + index.to(tl.int64) * C + column, out, mask=inside)
         if LOGITS == _STEP:
             is_value = column < V
@@ -170,8 +189,9 @@ def conv_kernel(
         target_ptr = slots_ptr + slot * ((TAPS - 1) * C) + column
         for k in tl.static_range(TAPS - 1):
             x = _tap(
-                x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS
-            )
+                x_ptr, slot_ptr, ring_ptr, stride, first, at, own + k - TAPS + 1, column, inside, C, TAPS,
+                LOGITS == _FACTORS,
+            )  # fmt: skip
             tl.store(target_ptr + k * C, x, mask=inside)
 
 
@@ -188,6 +208,27 @@ def conv_rows(
     nothing = [x] * 7, (0, 0, 1.0, 0.0, 0.0, 0.0)
     constants = {"H": 1, "D": 1, "V": 1, "LOGITS": 0, "BOUNDED": False}
     _launch(memory, tables, x, (weight, bias, activation == "silu"), out, *nothing, constants, 0)
+
+
+def factored_rows(
+    memory: LayerStates,
+    tables: StepTables,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    row: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Convolve row[:, :C] * row[:, 2 C:] and multiply by row[:, C : 2 C]; the rings are left as they are.
+
+    Returns:
+        The result, where padding is zero, and the convolution's inputs, [T, C] each, in the dtype of `row`.
+    """
+    channels = memory.shape.sizes[0]
+    out, inputs = torch.empty(2, len(row), channels, dtype=row.dtype, device=row.device)
+    pointers = [row] * 6 + [inputs]
+    numbers = 0, 0, 1.0, 0.0, 0.0, 0.0
+    constants = {"H": 1, "D": 1, "V": 1, "LOGITS": 3, "BOUNDED": False}
+    _launch(memory, tables, row, (weight, bias, False), out, pointers, numbers, constants, 0)
+    return out, inputs
 
 
 def rows_of_heads(
