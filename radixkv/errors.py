@@ -32,6 +32,10 @@ class AdapterLoadError(ModelLoadError):
     """An adapter can't be read or served on this base model; nothing of it was loaded."""
 
 
+class WeightUpdateError(ModelLoadError):
+    """New weights can't be read or don't fit the served model; the engine still has its earlier ones."""
+
+
 class InvalidRequestError(RadixKVError, ValueError):
     """A request can't be served as it stands; nothing of it was started.
 
@@ -71,6 +75,10 @@ class EngineOverloadedError(RadixKVError):
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class EnginePausedError(EngineOverloadedError):
+    """The engine takes no requests until it is resumed or woken: its weights change, or it sleeps."""
 
 
 class EngineStoppedError(RadixKVError):

@@ -181,12 +181,17 @@ class PagedStates:
         self._layers: dict[tuple[int, str], LayerStates] = {}
         for shape in spec.shapes:
             slots = torch.empty(spec.num_slots + HIDDEN_SLOTS, *shape.slot_shape, device=device)
-            slots[spec.num_slots] = 0
             rings = tuple(
                 torch.empty(spec.num_rings, *part, device=device) for part in spec.ring_shapes(shape)
             )
             lengths = torch.full((spec.num_rings,), -1, dtype=torch.int64)
             self._layers[shape.layer, shape.kind] = LayerStates(shape, slots, rings, lengths)
+        self.clear_hidden()
+
+    def clear_hidden(self) -> None:
+        """Write the state before the first token."""
+        for layer in self._layers.values():
+            layer.slots[self.spec.num_slots] = 0
 
     def __repr__(self) -> str:
         spec = self.spec

@@ -24,12 +24,19 @@ class Namespaces:
     """The namespaces in use, and the public prefixes that they share."""
 
     def __init__(
-        self, accounts: BlockAccounts, identities: BlockIdentities, block_bytes: int, model: str = ""
+        self,
+        accounts: BlockAccounts,
+        identities: BlockIdentities,
+        block_bytes: int,
+        model: str = "",
+        past_models: frozenset[str] = frozenset(),
     ) -> None:
         self._identities = identities  # give each its seed
         self._block_bytes = block_bytes  # bytes of a block's token ids
         # The model of keys in which callers name less than all four parts; empty: none.
         self._model = model
+        # Models that this one has replaced: callers may have made keys before, which mean this one now.
+        self._past_models = past_models
         # The public text, by model, as far as some was ever asked for.
         self.publics: dict[NamespaceKey, Namespace] = {}
         self.any_declared = False  # whether a prefix is declared public
@@ -51,6 +58,8 @@ class Namespaces:
             return key
         key = whole_key(frame_namespace(namespace), self._model)
         if self._model and key[3] != self._model:
+            if key[3] in self._past_models:
+                return (*key[:3], self._model, *key[4:])
             raise InvalidRequestError(
                 f"the namespace {key!r} names the model {key[3]!r}, but this one is {self._model!r}: name "
                 "at most (tenant, salt, adapter)",

@@ -68,6 +68,14 @@ class Declared(NamedTuple):
     quotas: dict[NamespaceKey, Quota]
     public_prefixes: tuple[tuple[NamespaceKey, bytes], ...]  # what computes them, and their encoded tokens
 
+    def of_model(self, model: str) -> Declared:
+        """Return them for another model: what computes a prefix is (adapter, model, and more)."""
+        moved = [
+            ((*computes[:1], model, *computes[2:]) if len(computes) > 1 else computes, data)
+            for computes, data in self.public_prefixes
+        ]
+        return Declared(self.quotas, tuple(moved))
+
 
 class PrefixCache:
     """A radix tree over a pool of blocks, with leases, eviction, pins, quotas and explanations.
@@ -85,6 +93,7 @@ class PrefixCache:
             function is right, and a bad one only makes reports and followers of events guess. None: xxh3_128.
         model: fingerprint of the model; completes the key (tenant, salt, adapter, model) of namespaces that
             name fewer parts. Empty: namespaces are taken as they are.
+        past_models: fingerprints that this one has replaced, whose namespaces are taken for its own.
         partial_reuse: share parts of blocks by copying; False: whole blocks only.
         explain: False: leases carry no report (`skipped`), for measuring the cost of reports.
         observer: receives every acquired prompt that parts from cached text.
@@ -111,6 +120,7 @@ class PrefixCache:
         ghost_blocks: int | None = None,
         hash_function: HashFunction | None = None,
         model: str = "",
+        past_models: frozenset[str] = frozenset(),
         partial_reuse: bool = True,
         explain: bool = True,
         observer: DivergenceObserver | None = None,
@@ -134,6 +144,7 @@ class PrefixCache:
             "ghost_blocks": ghost_blocks,
             "hash_function": hash_function,
             "model": model,
+            "past_models": past_models,
             "partial_reuse": partial_reuse,
             "explain": explain,
             "observer": observer,
@@ -158,7 +169,7 @@ class PrefixCache:
         if num_state_slots or windows is not None:
             self.states = make_checkpoints(num_state_slots, windows, block_size, num_blocks)
         tree.states = self.states
-        self._namespaces = names = Namespaces(accounts, identities, tree.block_bytes, model)
+        self._namespaces = names = Namespaces(accounts, identities, tree.block_bytes, model, past_models)
         ghosts = GhostIndex(4 * num_blocks if ghost_blocks is None else ghost_blocks, clock)
         policy.attach(num_blocks, block_size, ghosts)
         self._pins = pins = Pins(tree, int(num_blocks * pin_budget), clock)
@@ -518,21 +529,43 @@ class PrefixCache:
         for computes, prefix in declared.public_prefixes:
             self._namespaces.declare(computes, prefix)
 
-    def rebuilt(self) -> Self:
-        """Return an empty cache with the same settings, clock, declarations and listeners.
+    def rebuilt(self, model: str | None = None) -> Self:
+        """Return an empty cache with the same settings, clock, declarations, counters and listeners.
 
-        For a caller that found a broken invariant: this cache and its leases must not be used any more. The
-        policy is a new one of the same class; pins, ghosts and counters start empty.
+        For a caller that found a broken invariant, or whose K/V is worth nothing any more: this cache and its
+        leases must not be used any more. The policy is a new one of the same class; pins and ghosts start
+        empty.
+
+        Args:
+            model: fingerprint of the model from now on: namespaces of this cache's one are taken for its.
         """
         with contextlib.suppress(Exception):  # tells followers that the blocks have gone, as far as it can
             self.reset()
-        fresh = type(self)(policy=type(self.policy)(), **self._options)
-        fresh.declare(self.declared)
+        options, declared = self._options, self.declared
+        if model is not None:
+            past = (options["past_models"] | {options["model"]}) - {model}
+            options = {**options, "model": model, "past_models": past}
+            declared = declared.of_model(model)
+        fresh = type(self)(policy=type(self.policy)(), **options)
+        fresh.declare(declared)
+        fresh._continue_counts(self)
         fresh._changes, fresh._tree.changes = self._changes, self._tree.changes
         if fresh.states is not None and self.states is not None:
             fresh.states.changes, self.states.changes = self.states.changes, None
         self._changes = self._tree.changes = None
         return fresh
+
+    def _continue_counts(self, earlier: PrefixCache) -> None:
+        """Count on from another cache's counts since the start."""
+        self.num_resets = earlier.num_resets
+        pairs: list[tuple[Any, Any, tuple[str, ...]]] = [
+            (self._leasing, earlier._leasing, ("made", "queried_tokens", "hit_tokens")),
+            (self._capacity, earlier._capacity, ("refused", "evicted_blocks", "evicted_ages")),
+            (self._pins, earlier._pins, ("given_way",)),
+        ]
+        for ours, theirs, names in pairs:
+            for name in names:
+                setattr(ours, name, getattr(theirs, name))
 
     # ------------------------------------------------------------------ statistics, events, explanations
 

@@ -24,11 +24,7 @@ from radixkv.cache.reporting.divergence import BreakPoint
 from radixkv.cache.reporting.events import BlockChanges
 from radixkv.cache.reporting.explain import MissReport
 from radixkv.cache.reporting.tree_walk import TreeSnapshot
-from radixkv.engine.calls import Call, answer_of_most, call
-
-
-def no_answer(answers: list[None]) -> None:
-    """Return nothing: the call has no result."""
+from radixkv.engine.calls import Call, answer_of_most, call, no_answer
 
 
 def best_explanation(reports: list[MissReport]) -> MissReport:
@@ -107,7 +103,8 @@ class CacheClient:
     Callers name the owner, and build no namespace. Ids of nodes and blocks are unique among all caches.
 
     Args:
-        model: the fingerprint of the model whose K/V the cache holds.
+        model: the fingerprint of the model whose K/V the cache holds; those that it gets later are known
+            by this one, too (`PrefixCache.rebuilt`).
 
     Raises (all calls):
         InvalidRequestError: malformed token ids, or a value out of range.

@@ -21,6 +21,10 @@ T = TypeVar("T")
 Manner = Literal["awaited", "streamed", "blocking"]
 
 
+def no_answer(answers: list[None]) -> None:
+    """Return nothing: the call has no result."""
+
+
 def answer_of_most(answers: list[T]) -> T:
     """Return the only answer: as `merge`, it makes the cache with most of the prompt the only one asked."""
     (answer,) = answers

@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from radixkv.engine.calls import Call, call
+from radixkv.engine.calls import Call, call, no_answer
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from radixkv.engine.counts import EngineStats
     from radixkv.engine.input_processor import PromptLimits
     from radixkv.engine.outputs import OutputDelta, RequestOutput
+    from radixkv.engine.weights import PauseMode, Tag
     from radixkv.images.image_processor import ImageProcessor
     from radixkv.scheduling.request import Request
     from radixkv.text.text_tokenizer import TextTokenizer
@@ -183,6 +184,64 @@ class EngineClient(ABC):
     @call()
     async def generate(self, request: Request) -> RequestOutput:
         """Wait for the whole output. Cancelling the task aborts the request. Raises what `stream` raises."""
+
+    @call(merge=no_answer)
+    async def pause(self, *, mode: PauseMode = "abort") -> None:
+        """Take no requests until `resume`; see `Engine.pause`. With `wait`, return when the last has ended.
+
+        Raises:
+            InvalidRequestError: there is no such mode.
+        """
+
+    @call(merge=no_answer)
+    async def resume(self) -> None:
+        """Go on after a pause."""
+
+    @call(merge=any)
+    async def is_paused(self) -> bool:
+        """Return True if it was paused or sleeps."""
+
+    @call()
+    async def update_weights(self, path: str, *, mode: PauseMode = "keep") -> str:
+        """Serve other weights of the same model; prefixes computed with the earlier ones are gone at once.
+
+        They are read beside the earlier ones, which serve meanwhile.
+
+        Args:
+            path: a folder with config.json and safetensors that the engine can read; or a GGUF file, where
+                the model is one.
+            mode: what becomes of running requests; see `pause`. It is paused for no longer than this call,
+                unless it was before.
+
+        Returns:
+            The fingerprint of the model with these weights.
+
+        Raises:
+            WeightUpdateError: they can't be read, don't fit the model, or another update has not ended; the
+                earlier ones serve.
+            InvalidRequestError: there is no such mode.
+        """
+
+    @call(merge=no_answer)
+    async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
+        """Give memory back until `wake_up`; see `Engine.sleep`, and `pause` for the mode.
+
+        Raises:
+            InvalidRequestError: there is no such level or mode.
+        """
+
+    @call(merge=no_answer)
+    async def wake_up(self, tags: Sequence[Tag] | None = None) -> None:
+        """Take memory again that `sleep` gave back, and resume with the last part of it; None: all.
+
+        Raises:
+            InvalidRequestError: there is no such tag.
+            WeightUpdateError: weights that were given up can't be read again.
+        """
+
+    @call(merge=any)
+    async def is_sleeping(self) -> bool:
+        """Return True from `sleep` until all is awake."""
 
     @call()
     async def abort(self, request_id: str) -> None:

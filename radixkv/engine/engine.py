@@ -26,6 +26,7 @@ import weakref
 from collections import abc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,16 +40,28 @@ from radixkv.engine.hooks import StepHook
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.live_requests import FaultRecovery, LiveRequests
 from radixkv.engine.output_processor import StepResult
-from radixkv.engine.runner import Runner
+from radixkv.engine.runner import GivesMemoryBack, Runner
 from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary
 from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, entries_that_go_on
+from radixkv.engine.weights import (
+    TAGS,
+    NewWeights,
+    PauseMode,
+    Tag,
+    WeightReader,
+    check_level,
+    check_mode,
+    check_tags,
+)
 from radixkv.errors import (
     ENDS_ENGINE,
     ContextLengthExceededError,
     EngineOverloadedError,
+    EnginePausedError,
     InvalidRequestError,
     OutOfDeviceMemoryError,
+    WeightUpdateError,
 )
 from radixkv.sampling.sampler import SampledToken
 from radixkv.sampling.sampling_params import SamplingParams
@@ -77,6 +90,11 @@ class Engine:
         clock: seconds, monotonic.
         hooks: extensions, which end with the engine; see `radixkv.engine.hooks`.
         adapters: LoRA adapters by name; None: the engine takes none.
+        weights: reads other weights for the runner; None: it can be given none.
+
+    Attributes:
+        paused: how it was paused; None: it runs.
+        asleep: parts of it whose memory was given back.
     """
 
     def __init__(
@@ -89,6 +107,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         hooks: abc.Sequence[StepHook] = (),
         adapters: AdapterRegistry | None = None,
+        weights: WeightReader | None = None,
     ) -> None:
         self.config = config
         self.runner = runner
@@ -106,6 +125,11 @@ class Engine:
         self.summary: EngineSummary | None = None  # set by the builder
         self.hooks = tuple(hooks)
         self.adapters = adapters or AdapterRegistry()
+        self.paused: PauseMode | None = None
+        self.asleep: frozenset[Tag] = frozenset()
+        self._weights = weights
+        self._weights_path: str | None = None  # of those that it has; None: the model's own
+        self._has_weights = True
         self.input_processor = self._make_input_processor()
         self._checks_steps = os.environ.get(CHECK_STEPS) == "1"
         self._drafter = next((hook.drafter for hook in hooks if hook.drafter is not None), None)
@@ -177,6 +201,9 @@ class Engine:
         """
         if request.samples:
             raise InvalidRequestError(f"{request!r} was added before; make another Request")
+        if self.asleep or self.paused in ("abort", "wait"):
+            what = "sleeps: wake it up first" if self.asleep else "is paused: resume it, or try again later"
+            raise EnginePausedError(f"the engine {what}")
         self.input_processor.prepare(request)
         request.namespace = self.cache.namespace_key(request.namespace)
         self.input_processor.begin(request)
@@ -218,7 +245,14 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Return True if a step would do something, or a transfer is awaited."""
-        return self.scheduler.has_work or self.runner.failure is not None or self._hooks_idle_s == 0.0
+        if self.runner.failure is not None:
+            return True
+        return not self.is_frozen and (self.scheduler.has_work or self._hooks_idle_s == 0.0)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Return True if no step is made: the engine sleeps, or was paused with its requests."""
+        return bool(self.asleep) or self.paused == "keep"
 
     @property
     def idle_s(self) -> float | None:
@@ -226,7 +260,11 @@ class Engine:
 
         0.0: it has now. None: there is no limit.
         """
-        if self.runner.failure is not None or (self.scheduler.has_work and not self._is_blocked):
+        if self.runner.failure is not None:
+            return 0.0
+        if self.is_frozen:
+            return None
+        if self.scheduler.has_work and not self._is_blocked:
             return 0.0
         return self._hooks_idle_s
 
@@ -265,6 +303,132 @@ class Engine:
     def requests(self) -> list[Request]:
         """The unfinished requests, by arrival."""
         return self._requests.all()
+
+    # ------------------------------------------------------------------ pauses, weights, sleep
+
+    def pause(self, mode: PauseMode) -> None:
+        """Take no requests until `resume`.
+
+        Args:
+            mode: `abort` ends those that run or wait; `wait` lets them end, by further steps; `keep` makes no
+                step until `resume`, and takes requests meanwhile, which wait.
+
+        Raises:
+            InvalidRequestError: there is no such mode.
+        """
+        check_mode(mode)
+        self.paused = mode
+        self._is_blocked = False
+        if mode == "abort":
+            for request in self.requests:
+                self.abort(request.request_id)
+
+    def resume(self) -> None:
+        """Go on after a pause; nothing happens while the engine sleeps, or if it runs."""
+        if not self.asleep:
+            self.paused = None
+
+    def read_weights(self, path: str | None) -> NewWeights:
+        """Read other weights for the model, beside those that serve; see `WeightReader`. Any thread.
+
+        Raises:
+            WeightUpdateError: they can't be read, don't fit the model, or several ranks compute it.
+        """
+        if self._weights is None:
+            raise WeightUpdateError(
+                "This engine's weights can't be changed while it runs, since several ranks have a share of "
+                "them (tensor_parallel): restart it with the new ones"
+            )
+        return self._weights.read(path)
+
+    def use_weights(self, new: NewWeights) -> None:
+        """Compute with other weights from the next step on.
+
+        What was computed with the earlier ones is unreachable at once: all blocks are free, and namespaces
+        get the new model's fingerprint. Requests that are there go on with the tokens they have; all of
+        these are computed again.
+
+        Raises:
+            WeightUpdateError: they don't fit the model; nothing was changed.
+        """
+        with self._recovery():
+            self._finish_step_ahead()
+        if "weights" in self.asleep:
+            assert isinstance(self.runner, GivesMemoryBack)
+            self.runner.restore(weights=True, kv=False)
+        new.install()
+        self._weights_path, self._has_weights = new.path, True
+        self.asleep -= {"weights"}
+        earlier, fingerprint = self.model.fingerprint, new.fingerprint
+        self.model = replace(self.model, fingerprint=fingerprint)
+        for request in self.requests:
+            for owner in (request, *request.samples):
+                owner.namespace = _of_model(owner.namespace, earlier, fingerprint)
+        self._start_over(self.cache.rebuilt(fingerprint))
+
+    def sleep(self, level: int) -> None:
+        """Give memory back until `wake_up`: of K/V, and at level 2 of the weights. It takes no requests.
+
+        Cached prefixes are forgotten; requests that are there go on once it is awake. At level 0 it is only
+        paused. On a GPU, level 1 moves weights to the CPU's memory; on a CPU they stay where they are.
+
+        Raises:
+            InvalidRequestError: there is no such level, or the runner can give back nothing.
+        """
+        check_level(level)
+        self.paused = self.paused or "keep"
+        if not level:
+            return
+        if self._weights is None:
+            raise InvalidRequestError(
+                "several ranks (tensor_parallel) give no memory back: only sleep level 0", param="level"
+            )
+        assert isinstance(self.runner, GivesMemoryBack)
+        with self._recovery():
+            self._finish_step_ahead()
+        self._start_over(self.cache.rebuilt())
+        if not self.asleep or (level == 2 and self._has_weights):
+            self.runner.release(weights=level == 2)
+        self.asleep = TAGS
+        self._has_weights = self._has_weights and level < 2
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Return True if its weights were given up by `sleep`: `wake_up` needs them read again."""
+        return not self._has_weights
+
+    @property
+    def weights_path(self) -> str | None:
+        """Where its weights were read from last; None: the model's own files."""
+        return self._weights_path
+
+    def wake_up(self, tags: abc.Collection[Tag] | None = None, weights: NewWeights | None = None) -> None:
+        """Take memory again that `sleep` gave back; with the last part of it the engine resumes.
+
+        Args:
+            tags: parts to wake; None: all.
+            weights: where the engine lacks them and they are to wake: read from `weights_path`.
+
+        Raises:
+            InvalidRequestError: there is no such part.
+        """
+        waking = check_tags(tags) & self.asleep
+        if waking:
+            assert isinstance(self.runner, GivesMemoryBack)
+            if "weights" in waking and not self._has_weights:
+                assert weights is not None, "the weights were given up: read them first"
+                self.use_weights(weights)
+            self.runner.restore(weights="weights" in waking, kv="kv_cache" in waking)
+        self.asleep -= waking
+        if not self.asleep:
+            self.resume()
+
+    def _finish_step_ahead(self) -> None:
+        """Give out the tokens of a step that runs already, and launch none."""
+        step = self._steps.launched_ahead()
+        if step is not None:
+            self.scheduler.begin_ahead(step.batch)
+            self._process(step, self._steps.wait(step))
 
     # ------------------------------------------------------------------ one step
 
@@ -404,13 +568,22 @@ class Engine:
         """Give up the cache's contents after a broken invariant; keep every request. O(requests)."""
         logger.error("broken invariant, rebuilding the cache: %s", error, exc_info=error)
         self._counters.num_rebuilds += 1
+        unfinished = self._start_over(self.cache.rebuilt())
+        for request in self.requests:
+            if request.is_finished:  # the fault came while it ended
+                self._requests.close(request)
+        for sample, failure in self._faults.invariant_broke(unfinished, error):
+            self._requests.fail(sample, failure)
+
+    def _start_over(self, cache: PrefixCache) -> list[Sequence]:
+        """Put an empty cache in the place of this one, and queue all requests again; return their samples."""
         self._counters.pause()
         unfinished: list[Sequence] = []
         for request in self.requests:
             request.forget_unborn_samples()
             unfinished.extend(request.unfinished())
         unfinished.sort(key=lambda sample: sample.arrival_order)
-        self.cache = self.cache.rebuilt()
+        self.cache = cache
         self._steps.discard()
         budget = self.scheduler.max_num_batched_tokens  # what the device has memory for
         self.scheduler = self._make_scheduler(self.scheduler.stats)
@@ -419,11 +592,8 @@ class Engine:
             sample.preempt()
             sample.arrival_order = -1
             self.scheduler.add(sample)
-        for request in self.requests:
-            if request.is_finished:  # the fault came while it ended
-                self._requests.close(request)
-        for sample, failure in self._faults.invariant_broke(unfinished, error):
-            self._requests.fail(sample, failure)
+        self._is_blocked = False
+        return unfinished
 
     # ------------------------------------------------------------------ figures
 
@@ -439,3 +609,10 @@ class Engine:
         """Assert every invariant of cache and scheduler."""
         self.cache.check()
         self.scheduler.check()
+
+
+def _of_model(namespace: NamespaceName, earlier: str, model: str) -> NamespaceName:
+    """Return a namespace with its model, if it names one, replaced."""
+    if not isinstance(namespace, tuple) or len(namespace) < 4 or namespace[3] != earlier:
+        return namespace
+    return (*namespace[:3], model, *namespace[4:])

@@ -8,7 +8,7 @@ is another. `tests/engine/test_runner_interface.py` checks both.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -172,4 +172,22 @@ class Runner(Protocol):
             OutOfDeviceMemoryError: for a batch of this size.
             BaseException: whatever else went wrong. Slots that the batch names may have been written; the
                 caller rolls them back.
+        """
+
+
+@runtime_checkable
+class GivesMemoryBack(Protocol):
+    """A runner whose memory can be given back for a while. Called between steps."""
+
+    def release(self, *, weights: bool) -> None:
+        """Give back the memory of K/V and states, whose contents are lost.
+
+        Args:
+            weights: give up the weights, too. Else a GPU's are moved to the CPU's memory.
+        """
+
+    def restore(self, *, weights: bool, kv: bool) -> None:
+        """Take memory again that was given back, for weights or K/V; nothing happens where it was not.
+
+        Weights that were given up have memory then, and no contents before they are read.
         """

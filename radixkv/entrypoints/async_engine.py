@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from radixkv.cache.keys import Owner
@@ -28,9 +30,10 @@ from radixkv.engine.counts import EngineStats
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
+from radixkv.engine.weights import NewWeights, PauseMode, Tag, check_level, check_mode, check_tags
 from radixkv.entrypoints.async_cache import AsyncCache
 from radixkv.entrypoints.engine_thread import EngineThread, RestartPolicy
-from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError, WeightUpdateError
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.request import PromptLike, Request, plain_prompt
@@ -159,10 +162,20 @@ class AsyncEngine(RendersChats, EngineClient):
     ) -> None:
         self._streams = Streams()
         super().__init__()
-        self._thread = EngineThread(engine, self._streams.deliver, self._fail_all, restart)
+        self._changing = threading.Lock()
+        self._weights_path: str | None = None
+        source = engine if isinstance(engine, Engine) else partial(self._make, engine)
+        self._thread = EngineThread(source, self._streams.deliver, self._fail_all, restart)
         self.cache: AsyncCache = AsyncCache(
             self._run_on_cache, self.model_fingerprint, self._explain_by_tiers, self.limits.lengths
         )
+
+    def _make(self, source: Callable[[], Engine]) -> Engine:
+        """Make an engine, with the weights that the one before it had last."""
+        engine = source()
+        if self._weights_path is not None:
+            engine.use_weights(engine.read_weights(self._weights_path))
+        return engine
 
     @classmethod
     def from_config(
@@ -299,6 +312,74 @@ class AsyncEngine(RendersChats, EngineClient):
     async def close(self) -> None:
         self._thread.stop()
         await asyncio.to_thread(self._thread.join)
+
+    # ------------------------------------------------------------------ pauses, weights, sleep
+
+    async def pause(self, *, mode: PauseMode = "abort") -> None:
+        await self.call(lambda engine: engine.pause(mode))
+        while mode == "wait" and await self.call(lambda engine: bool(engine.requests)):
+            await asyncio.sleep(ASK_AGAIN_S)
+
+    async def resume(self) -> None:
+        await self.call(lambda engine: engine.resume())
+
+    async def is_paused(self) -> bool:
+        return await self.call(lambda engine: engine.paused is not None)
+
+    async def update_weights(self, path: str, *, mode: PauseMode = "keep") -> str:
+        check_mode(mode)
+        with self._alone():
+            read = await self.call(lambda engine: engine.read_weights)
+            new = await asyncio.to_thread(read, path)
+            was_paused = await self.is_paused()
+            try:
+                if not was_paused:
+                    await self.pause(mode=mode)
+                await self.call(lambda engine: self._use(engine, new))
+            finally:
+                if not was_paused:
+                    with contextlib.suppress(EngineStoppedError):
+                        await asyncio.shield(self.resume())
+        return new.fingerprint
+
+    async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
+        check_level(level)
+        with self._alone():
+            await self.pause(mode=mode)
+            await self.call(lambda engine: engine.sleep(level))
+
+    async def wake_up(self, tags: Sequence[Tag] | None = None) -> None:
+        waking = check_tags(tags)
+        with self._alone():
+            read, path, lacks = await self.call(
+                lambda engine: (engine.read_weights, engine.weights_path, engine.lacks_weights)
+            )
+            new = await asyncio.to_thread(read, path) if lacks and "weights" in waking else None
+            await self.call(lambda engine: self._wake(engine, waking, new))
+
+    async def is_sleeping(self) -> bool:
+        return await self.call(lambda engine: engine.is_frozen)
+
+    def _use(self, engine: Engine, new: NewWeights) -> None:
+        engine.use_weights(new)
+        self._weights_path = new.path  # an engine that takes this one's place is given them, too
+        self._thread.publish_facts(engine)
+
+    def _wake(self, engine: Engine, tags: frozenset[Tag], new: NewWeights | None) -> None:
+        engine.wake_up(tags, new)
+        self._thread.publish_facts(engine)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second change of weights, or sleep, before the first one has ended."""
+        if not self._changing.acquire(blocking=False):
+            raise WeightUpdateError(
+                "the engine's weights are being changed, or it falls asleep or wakes: try again after that"
+            )
+        try:
+            yield
+        finally:
+            self._changing.release()
 
     def _run_on_cache(self, function: Callable[[PrefixCache], T]) -> Awaitable[T]:
         return self.call(lambda engine: function(engine.cache))

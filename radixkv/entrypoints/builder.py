@@ -26,6 +26,7 @@ from radixkv.engine.interpreter import no_collections
 from radixkv.engine.runner import Runner
 from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
+from radixkv.engine.weights import WeightReader
 from radixkv.entrypoints.check_start import check_start
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
@@ -38,6 +39,7 @@ from radixkv.model.make_runner import make_runner, token_budget
 from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
 from radixkv.model.parallel.worker_group import WorkerGroup, threads_of_rank
 from radixkv.model.runner import ModelRunner
+from radixkv.model.served_weights import ServedWeights
 from radixkv.observe.advisor import Advisor
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.speculation import Speculation
@@ -152,8 +154,16 @@ def engine_for_model(
         lengths=loaded.lengths,
         image_processor=None if loaded.vision is None else loaded.vision.processor,
     )
+    weights = ServedWeights(config, loaded, runner) if isinstance(runner, ModelRunner) else None
     return engine_on_runner(
-        config, runner, model, step_costs=step_costs, tier=tier, events=events, adapters=adapters
+        config,
+        runner,
+        model,
+        step_costs=step_costs,
+        tier=tier,
+        events=events,
+        adapters=adapters,
+        weights=weights,
     )
 
 
@@ -198,6 +208,7 @@ def engine_on_runner(
     load_deadline_s: float = 0.2,
     events: StepHook | None = None,
     adapters: AdapterRegistry | None = None,
+    weights: WeightReader | None = None,
 ) -> Engine:
     """Build an engine on any runner, with a prefix cache over its blocks and all extensions.
 
@@ -207,6 +218,7 @@ def engine_on_runner(
         tier: a memory below the cache's pool that keeps blocks; see `radixkv.tiers.tier`.
         load_deadline_s: longest wait of a request for blocks of the tier, since some came last.
         events: publishes block events; None: as `config.kv_events` says.
+        weights: reads other weights for the runner; None: it can be given none.
 
     Raises:
         ConfigError: a tier keeps no states and the model has some, or the block size does not suit these.
@@ -234,7 +246,7 @@ def engine_on_runner(
     events = events or open_events(config.kv_events)
     if events is not None:
         hooks.append(events)
-    return Engine(config, runner, cache, model, clock=clock, hooks=hooks, adapters=adapters)
+    return Engine(config, runner, cache, model, clock=clock, hooks=hooks, adapters=adapters, weights=weights)
 
 
 def _vocabulary(model: ServedModel) -> Vocabulary:

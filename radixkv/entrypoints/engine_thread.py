@@ -247,6 +247,10 @@ class EngineThread:
         self.stats = engine.stats()
         self.info = EngineInfo.of(engine)
 
+    def publish_facts(self, engine: Engine) -> None:
+        """Tell of an engine's facts, which have changed; on the thread."""
+        self.info = EngineInfo.of(engine)
+
     def _note_failure(self, error: BaseException) -> None:
         pause: float | None = None
         if self._restart is not None:

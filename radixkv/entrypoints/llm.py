@@ -11,8 +11,9 @@ import inspect
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, cast
 
 import numpy as np
@@ -25,9 +26,10 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.engine import Engine
 from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
+from radixkv.engine.weights import PauseMode, Tag, check_level, check_mode, check_tags
 from radixkv.entrypoints.beam_search import BeamSearchParams, TokenArray, search_beams
 from radixkv.entrypoints.given_images import decoded, split_messages, split_prompt
-from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.errors import EnginePausedError, EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams, require
 from radixkv.scheduling.request import PromptLike, Request, plain_prompt
@@ -115,6 +117,7 @@ class LLM:
     def _begin(self, engine: Engine) -> None:
         self.engine = engine
         self._inboxes: dict[str, _Inbox] = {}
+        self._written: Any = None  # the folder of weights that were given as tensors
         self._is_closed = False
 
     @classmethod
@@ -149,6 +152,99 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """Parameters of `generate` and `chat` if none are given: the model's own recommendations."""
         return SamplingParams(**self.engine.model.default_sampling)
+
+    # ------------------------------------------------------------------ weights and sleep
+
+    def update_weights(
+        self, weights: str | Path | Mapping[str, Any] | Iterable[tuple[str, Any]], *, mode: PauseMode = "keep"
+    ) -> str:
+        """Serve other weights of the same model from now on; prefixes of the earlier ones are gone.
+
+        They are read and checked whole first: where anything is wrong, the earlier ones stay.
+
+        Args:
+            weights: a folder with config.json and safetensors (a GGUF file where the model is one); or
+                tensors by the names of the model's checkpoint, or of transformers' `named_parameters()`.
+                All of them are needed; tied ones once.
+            mode: what becomes of running streams: `keep` lets them go on, with all of their tokens computed
+                anew, `abort` ends them, `wait` runs them to their end first.
+
+        Returns:
+            The fingerprint of the model with these weights.
+
+        Raises:
+            WeightUpdateError: they can't be read, or don't fit the model.
+            InvalidRequestError: there is no such mode.
+            EngineStoppedError: the LLM was closed.
+        """
+        self._check_open()
+        check_mode(mode)
+        given = None
+        if isinstance(weights, str | Path):
+            path = str(weights)
+        else:
+            from radixkv.model.loading.written_weights import WrittenWeights  # heavy: torch
+
+            given = WrittenWeights.of(self.engine.config, weights)
+            path = str(given.path)
+        try:
+            new = self.engine.read_weights(path)
+            self._drain(mode)
+            self.engine.use_weights(new)
+        except BaseException:
+            if given is not None:
+                given.close()
+            raise
+        self._written = given  # the folder of the earlier ones goes
+        return new.fingerprint
+
+    def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
+        """Give memory back until `wake_up`, as in training between rollouts.
+
+        Args:
+            level: 1: the K/V's memory; 2: that of the weights, too. 0: none.
+            mode: what becomes of running streams; see `update_weights`. Kept ones go on once it is awake.
+
+        Raises:
+            InvalidRequestError: there is no such level or mode, or several ranks compute the model.
+            EngineStoppedError: the LLM was closed.
+        """
+        self._check_open()
+        check_mode(mode)
+        check_level(level)
+        self._drain(mode)
+        self.engine.sleep(level)
+
+    def wake_up(self, tags: Collection[Tag] | None = None) -> None:
+        """Take memory again that `sleep` gave back. Weights that were given up are read from their files.
+
+        Args:
+            tags: `weights`, `kv_cache`; None: both.
+
+        Raises:
+            InvalidRequestError: there is no such tag.
+            WeightUpdateError: the files have gone.
+        """
+        self._check_open()
+        weights = None
+        if "weights" in check_tags(tags) and self.engine.lacks_weights:
+            weights = self.engine.read_weights(self.engine.weights_path)
+        self.engine.wake_up(tags, weights)
+
+    @property
+    def is_sleeping(self) -> bool:
+        """True from `sleep` until all is awake."""
+        return self.engine.is_frozen
+
+    def _drain(self, mode: PauseMode) -> None:
+        """Do to running streams what a mode says."""
+        if mode == "abort":
+            for request in self.engine.requests:
+                self.engine.abort(request.request_id)
+            self._sort(self.engine.take_result())
+        elif mode == "wait":
+            while self.engine.requests:
+                self._step()
 
     def close(self) -> None:
         """End the engine; its tiers write their data first. May be called again; other calls fail then."""
@@ -499,6 +595,8 @@ class LLM:
     def _step(self) -> None:
         """Make one step of the engine, for all callers."""
         self._check_open()
+        if self.engine.is_frozen:
+            raise EnginePausedError("this LLM sleeps: call wake_up() first")
         if not self.engine.has_work:
             raise RuntimeError(
                 "this LLM's requests have ended, but their outputs went to somebody else: only the LLM may "

@@ -7,30 +7,26 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from radixkv.cache.pending_copies import Copy
-from radixkv.model.adapters.adapter_memory import AdapterMemory
-from radixkv.model.adapters.base_modules import BaseModules
 from radixkv.model.adapters.step_adapters import arrange
 from radixkv.model.attention_hook import AttentionStep
-from radixkv.model.batch_invariance import check_supported, choose_row_multiple, fix_rows, use_fixed_tiles
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_copies import DeviceCopies
-from radixkv.model.device_paths import rewrite_layers
-from radixkv.model.expanded_latents import make_expansion
-from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.load_progress import progress_bar
+from radixkv.model.released_memory import ReleasedTensors, release_memory
+from radixkv.model.rewritten_model import RewrittenModel, reached_tensors, write_in_place
 from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.vision.step_images import RunnerImages
 from radixkv.model.warm_up import first_steps
-from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
@@ -100,34 +96,22 @@ class ModelRunner:
         states: StateSpec | None = None,
     ) -> None:
         self._before_step = before_step
-        self.model = loaded.model
         self._dtype_name = str(loaded.dtype).removeprefix("torch.")
         self.device = loaded.device
         self.spec = spec
-        weights = address_ranges(loaded.model.parameters())
-        release_file_pages(weights)  # the checks at load have read all
-        base = BaseModules.of_loaded(loaded) if max_lora_rank else None
-        rewrite_layers(loaded.model, quantization, backend)
-        self.adapters: AdapterMemory | None = None
-        if base is not None and backend == "triton":
-            from radixkv.model.adapters.gpu_adapters import GpuAdapterMemory, GpuLimits  # needs triton
-
-            largest = GpuLimits(limits.max_num_tokens, limits.max_num_seqs, max_lora_rank)
-            self.adapters = GpuAdapterMemory.on_gpu(loaded.model, base, loaded.device, loaded.dtype, largest)
-        elif base is not None:
-            self.adapters = AdapterMemory.attached(loaded.model, base)
-        self.row_multiple = 1
-        self._activations: AlignedActivations | None = None
-        if deterministic:
-            check_supported(loaded.hf_config, loaded.model)
-            fix_rows(loaded.model)
-            if self.device.type == "cpu":
-                self._activations = AlignedActivations(loaded.model)
-            self.row_multiple = choose_row_multiple(loaded.model, limits.max_num_tokens)
-            if self.row_multiple == 0:
-                use_fixed_tiles(loaded.model)
-                self.row_multiple = 1
-        release_file_pages(weights)
+        self._rewrite = partial(
+            RewrittenModel,
+            limits=limits,
+            backend=backend,
+            deterministic=deterministic,
+            quantization=quantization,
+            max_lora_rank=max_lora_rank,
+        )
+        self._set(rewritten := self._rewrite(loaded))
+        self.adapters = rewritten.adapters
+        self.row_multiple = rewritten.row_multiple
+        self._released_kv: ReleasedTensors | None = None
+        self._released_weights: ReleasedTensors | None = None
         self.kv: Any = make_kv(spec)
         self.copies = DeviceCopies(self.device) if self.device.type == "cuda" else None
         self.backend_name = backend
@@ -142,10 +126,6 @@ class ModelRunner:
             max_num_seqs=limits.max_num_seqs,
             max_model_len=limits.max_model_len,
         )
-        # Which chunks are long depends on how a prompt is cut.
-        self._expansion = None
-        if not deterministic:
-            self._expansion = make_expansion(loaded.model, backend, limits.max_num_tokens)
         self.states: RunnerStates | None = None
         if states is not None:
             self.states = RunnerStates(
@@ -162,17 +142,79 @@ class ModelRunner:
         if self.device.type == "cuda" and (not deterministic or (is_alone and self.states is None)):
             max_rows = max_padded_rows(limits.max_num_tokens, limits.max_num_seqs)
             if max_rows >= self.row_multiple:
-                self.graphs = StepGraphs(
-                    self.model,
-                    self.kv,
-                    self.backend,
-                    max_rows=max_rows,
-                    row_multiple=self.row_multiple,
-                    adapters=self.adapters,
-                    states=self.states,
-                    windows=self.windows,
-                    has_grid=loaded.vision is not None and loaded.vision.family.has_grid,
-                )
+                self.graphs = self._make_graphs()
+
+    # ------------------------------------------------------------------ weights
+
+    def rewrite(self, loaded: LoadedModel) -> RewrittenModel:
+        """Bring other weights of the model into the form that steps compute. Any thread."""
+        return self._rewrite(loaded)
+
+    def exchange(self, rewritten: RewrittenModel) -> None:
+        """Compute with other weights from the next step on. Called between steps.
+
+        Raises:
+            WeightUpdateError: the models differ in structure; nothing was changed.
+        """
+        is_in_place = self.backend_name == "triton"  # recorded steps know the weights' addresses
+        if is_in_place:
+            write_in_place(self.model, rewritten.model)
+        else:
+            self._set(rewritten)
+        if self.images is not None:
+            self.images.exchange(self.images.vision if is_in_place else rewritten.vision)
+
+    def release(self, *, weights: bool) -> None:
+        """See `radixkv.engine.runner.Runner`. A CPU's weights stay unless they are given up."""
+        if self._saver is not None:
+            self._saver.submit(lambda: None).result()  # what it copies is in this memory
+        memory = [*self.kv.tensors(), *(() if self.states is None else self.states.tensors())]
+        if self.device.type == "cpu":  # the addresses stay: kernels know them
+            release_memory(memory)
+            if weights:
+                self.model = self._activations = self._expansion = None
+            return
+        self._released_kv = ReleasedTensors(memory, keep=False)
+        self._released_weights = ReleasedTensors(reached_tensors(self.model), keep=not weights)
+
+    def restore(self, *, weights: bool, kv: bool) -> None:
+        """See `radixkv.engine.runner.Runner`. A GPU's steps are recorded again."""
+        if weights and self._released_weights is not None:
+            self._released_weights.restore()
+            self._released_weights = None
+        if kv and self._released_kv is not None:
+            self._released_kv.restore()
+            self._released_kv = None
+            if self.states is not None:
+                self.states.clear_hidden()
+        if self.graphs is not None and self._released_kv is None and self._released_weights is None:
+            self.graphs = self._make_graphs()
+            self.record()
+
+    def record(self) -> None:
+        """Record a GPU's steps, if they are to be recorded."""
+        if self.graphs is not None:
+            with progress_bar("Recording steps", 1.0, unit="steps") as update, torch.inference_mode():
+                for done in self.graphs.capture():
+                    update(done)
+
+    def _make_graphs(self) -> StepGraphs:
+        limits = self.backend.config
+        return StepGraphs(
+            self.model,
+            self.kv,
+            self.backend,
+            max_rows=max_padded_rows(limits.max_num_tokens, limits.max_num_seqs),
+            row_multiple=self.row_multiple,
+            adapters=self.adapters,
+            states=self.states,
+            windows=self.windows,
+            has_grid=self.images is not None and self.images.vision.family.has_grid,
+        )
+
+    def _set(self, rewritten: RewrittenModel) -> None:
+        self.model = rewritten.model
+        self._activations, self._expansion = rewritten.activations, rewritten.expansion
 
     @property
     def num_blocks(self) -> int:
@@ -239,10 +281,8 @@ class ModelRunner:
             self.execute(batch)
             if is_cpu or not thorough:
                 break
-        if self.graphs is not None and thorough:
-            with progress_bar("Recording steps", 1.0, unit="steps") as update, torch.inference_mode():
-                for done in self.graphs.capture():
-                    update(done)
+        if thorough:
+            self.record()
 
     def copy_blocks(self, copies: Sequence[Copy]) -> None:
         """Copy K/V of all layers: for each (source, target, n), the first n slots of a block."""

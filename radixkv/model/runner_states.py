@@ -44,6 +44,14 @@ class RunnerStates:
         self._memory = PagedStates(spec, device)
         self._backend = make_state_backend(backend, deterministic=deterministic)
 
+    def tensors(self) -> list[torch.Tensor]:
+        """List the memory's tensors on its device."""
+        return [tensor for layer in self._memory.layers() for tensor in (layer.slots, *layer.rings)]
+
+    def clear_hidden(self) -> None:
+        """Write zeros where a request without a state begins, after the memory's contents were lost."""
+        self._memory.clear_hidden()
+
     def step(self, batch: Batch) -> PagedStep:
         """Return the step that the layers call for a batch; O(tokens / grid + requests).
 

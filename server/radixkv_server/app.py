@@ -44,6 +44,7 @@ from radixkv_server.apis.openai.routes import API as OPENAI_API
 from radixkv_server.apis.rerank.routes import API as RERANK_API
 from radixkv_server.apis.responses.conversation_routes import API as CONVERSATIONS_API
 from radixkv_server.apis.responses.routes import API as RESPONSES_API
+from radixkv_server.apis.rollouts_api.routes import API as ROLLOUTS_API
 from radixkv_server.apis.service.routes import API as SERVICE_API
 from radixkv_server.apis.sglang.routes import API as SGLANG_API
 from radixkv_server.concurrency import off_loop
@@ -82,6 +83,7 @@ APIS = (
     SGLANG_API,
     BATCHES_API,
     ADAPTERS_API,
+    ROLLOUTS_API,
     CACHE_API,
 )
 

@@ -43,6 +43,7 @@ from radixkv_server.sessions import Sessions
 from radixkv_server.settings import ServerSettings
 from radixkv_server.tenants.registry import TenantRegistry
 from radixkv_server.tenants.tenant import Tenant
+from radixkv_server.weight_update import WeightUpdate
 
 # A token is four or five characters of English or one of Chinese, which JSON may escape with six bytes.
 BODY_BYTES_PER_TOKEN = 64
@@ -80,6 +81,7 @@ class ServerContext:
     calls: CallMemory = field(default_factory=CallMemory)
     shown_images: ShownImages = field(default_factory=ShownImages)
     applied_rules: set[str] = field(default_factory=set)
+    weight_update: WeightUpdate = field(default_factory=WeightUpdate)
     is_draining: bool = False
     _sockets: Counter[str] = field(default_factory=Counter)
     _keeps_states: bool | None = None

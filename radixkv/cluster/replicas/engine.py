@@ -34,7 +34,8 @@ from radixkv.engine.client import EngineClient, EngineFacts
 from radixkv.engine.counts import EngineStats
 from radixkv.engine.input_processor import encode_prompt
 from radixkv.engine.outputs import OutputDelta, RequestOutput
-from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError
+from radixkv.engine.weights import PauseMode
+from radixkv.errors import ConfigError, EngineOverloadedError, EngineStoppedError, WeightUpdateError
 from radixkv.scheduling.request import Request
 from radixkv.text.prompt_texts import RendersChats
 
@@ -241,6 +242,13 @@ class ReplicatedEngine(RendersChats, EngineClient):
         await self._encode(request)
         self.limits.check_length(len(request.prompt))
         return Attempts(self._members, self._running, request, self._patience_s)
+
+    async def update_weights(self, path: str, *, mode: PauseMode = "keep") -> str:
+        """Refuse: replicas that change one after the other would answer by different weights meanwhile."""
+        raise WeightUpdateError(
+            "The weights of several replicas can't be changed while they run: restart them with the new "
+            "ones, or serve one engine (without --replicas)"
+        )
 
     async def abort(self, request_id: str) -> None:
         member = self._running.get(request_id)

@@ -32,7 +32,7 @@ def address_ranges(weights: Iterable[torch.Tensor]) -> list[Range]:
 
 
 def release_mapped_pages(address: int, size: int) -> None:
-    """Release the whole pages of an address range that is known to lie in a read-only mapping of a file."""
+    """Release the whole pages of an address range: a read-only mapping of a file, or memory without use."""
     with contextlib.suppress(OSError, AttributeError):
         _release(_madvise(), address, address + size)
 

@@ -28,13 +28,14 @@ _TOKENIZER_FILES = (
 _READ_SIZE = 256 << 10  # stays in the cache of a core
 
 
-def fingerprint(source: ModelSource, *facts: str) -> str:
+def fingerprint(source: ModelSource, *facts: str, text_of: Path | None = None) -> str:
     """32 hex digits for all bytes of a model's weights, configuration and tokenizer, and for `facts`.
 
     The folder's name and place do not enter. Reads every file once: 0.4 s per GB from the page cache.
 
     Args:
         facts: what else its numbers depend on, such as the dtype.
+        text_of: folder of the tokenizer, where it is another one.
     """
     digest = xxhash.xxh3_128()
 
@@ -51,7 +52,7 @@ def fingerprint(source: ModelSource, *facts: str) -> str:
     config = json.loads((source.folder / "config.json").read_text(encoding="utf-8"))
     add(json.dumps({k: v for k, v in config.items() if k not in _VOLATILE}, sort_keys=True).encode())
     for name in _TOKENIZER_FILES:
-        path = source.folder / name
+        path = (text_of or source.folder) / name
         add(path.read_bytes() if path.is_file() else b"")
     for path in weight_files(source.folder):
         _add_file(digest, path)

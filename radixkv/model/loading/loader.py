@@ -16,20 +16,22 @@ that importing this module (for the command line's help, say) costs nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from radixkv.engine.config import EngineConfig
-from radixkv.errors import ConfigError, ModelLoadError
+from radixkv.errors import ConfigError, ModelLoadError, WeightUpdateError
 from radixkv.model.loading.checkpoint_formats import StoredForm, check_format
 from radixkv.model.loading.fingerprint import fingerprint
 from radixkv.model.loading.folder_checks import check_folder
 from radixkv.model.loading.model_source import ModelSource, resolve_model
 from radixkv.model.loading.pretrained import Pretrained
 from radixkv.model.loading.quiet_transformers import quiet_transformers
+from radixkv.model.loading.same_model import check_same_model
 from radixkv.model.loading.sampling_defaults import sampling_defaults
+from radixkv.model.loading.weight_files import stored_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -211,47 +213,22 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
 
     from radixkv.model.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
-    from radixkv.model.loading.stored_forms.readers import READERS
-    from radixkv.model.vision.vision_model import has_sight, open_vision
+    from radixkv.model.vision.vision_model import open_vision
     from radixkv.text.tokenizer import Tokenizer, check_chat_template
 
-    device = _device(config)
     form = check_stored_form(source)
     files = _pretrained(config, source)
     hf_config = files.config()
-    is_read = form is not None and form.method in READERS
-    # Ranks are sent batches, not the images of requests.
-    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, source.folder)
-    if not sees:
+    plan = _plan(config, source, hf_config, form, source.folder)
+    if not plan.sees:
         _say_why_blind(source, hf_config)
-    keeps = _kept_form(config, device, sees) if is_read else None
-    dtype = _dtype(config, device, narrow=is_read and keeps is None and not _has_experts(hf_config))
     limit = files.explained(
         "configuration", lambda: model_checks.check_config(source.name, hf_config, config.max_model_len)
     )
     hf_tokenizer = files.tokenizer()
     if config.chat_template is not None:
         check_chat_template(hf_tokenizer, config.chat_template)
-    blocks = _kept_blocks(config, source, device)
-    if blocks:
-        model = files.block_model(
-            hf_config,
-            show_progress,
-            for_ranks=config.tensor_parallel > 1,
-            dtype=dtype if blocks == "tiles" else None,
-            device=device if blocks == "tiles" else None,
-        )
-    else:
-        model = files.model(
-            hf_config,
-            dtype,
-            device,
-            show_progress,
-            sees=sees,
-            form=form if is_read else None,
-            keeps=keeps,
-            for_ranks=config.tensor_parallel > 1,
-        )
+    model = plan.read(files, hf_config, show_progress)
     lengths = classify_lengths(model, min(limit, config.max_model_len or limit))
     if lengths.ends:
         logger.info(
@@ -277,17 +254,165 @@ def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> Loa
         tokenizer=tokenizer,
         hf_config=text_config,
         name=source.name,
-        dtype=dtype,
-        device=device,
+        dtype=plan.dtype,
+        device=plan.device,
         attention=shape,
         max_model_len=limit,
         vocab_size=vocab_size,
         # A token that the model can't choose ends nothing.
         eos_token_ids=tuple(token for token in tokenizer.eos_token_ids if 0 <= token < vocab_size),
         default_sampling=defaults,
-        fingerprint=fingerprint(source, str(dtype), _form_name(blocks or keeps) or str(config.quantization)),
+        fingerprint=fingerprint(source, *plan.facts),
         lengths=lengths if lengths.ends else None,
-        vision=open_vision(source.name, model, source.folder, hf_tokenizer) if sees else None,
+        vision=open_vision(source.name, model, source.folder, hf_tokenizer) if plan.sees else None,
+    )
+
+
+def reload_model(config: EngineConfig, served: LoadedModel, weights: str) -> LoadedModel:
+    """Load a served model with other weights of the same configuration.
+
+    Tokenizer, limits and names stay those of the served model.
+
+    Args:
+        config: the engine's; names the served model's own files.
+        served: the model; its weights are not looked at, and may be None.
+        weights: a folder with a config.json and safetensors, or a GGUF file where the model is one.
+
+    Raises:
+        WeightUpdateError: unreadable or incomplete weights, or another model's.
+    """
+    source = find_model(config, False)
+    try:
+        new = find_model(replace(config, model=weights, allow_download=False), False)
+        with quiet_transformers():
+            return _reload(config, served, source, new)
+    except (ModelLoadError, ConfigError) as error:
+        raise WeightUpdateError(f"The weights of {served.name} were not changed: {error}") from error
+
+
+def _reload(config: EngineConfig, served: LoadedModel, source: ModelSource, new: ModelSource) -> LoadedModel:
+
+    from radixkv.model.loading import model_checks
+    from radixkv.model.vision.vision_model import open_vision
+
+    if config.takes_adapters:
+        raise ModelLoadError(
+            "an engine with adapters (--lora, --lora-dir) keeps its base model; merge the adapter into the "
+            "new weights and serve them without, or restart it."
+        )
+    if (source.gguf_file is None) != (new.gguf_file is None):
+        kind = "a folder of safetensors" if source.gguf_file is None else "a GGUF file"
+        raise ModelLoadError(f"{new.path} is not {kind}, as the served model is.")
+    form = check_stored_form(new)
+    files = _pretrained(config, new)
+    hf_config = files.config()
+    check_same_model(_pretrained(config, source).config(), hf_config, new.path)
+    plan = _plan(config, new, hf_config, form, source.folder)
+    if plan.device.type == "cuda":
+        if form is not None or config.quantization is not None or new.gguf_file is not None:
+            raise ModelLoadError(
+                "on a GPU only weights of 16 or 32 bits can be changed while the engine runs; restart it "
+                "with the new ones"
+            )
+        # Beside the served weights and the K/V, the GPU may have no room for them.
+        plan = replace(plan, device=plan.device.__class__("cpu"), dtype=served.dtype)
+    model = plan.read(files, hf_config, False)
+    unknown = sorted(files.unread.difference(_names(source)))
+    if unknown:
+        raise ModelLoadError(
+            f"the served model has no tensors of {len(unknown)} names (first: {unknown[0]!r:.200}). Give the "
+            "names of its checkpoint, or those of transformers' named_parameters()."
+        )
+    limit = served.max_model_len
+    shape = files.explained("weights", lambda: model_checks.check_model(new.name, model, limit))
+    if shape != served.attention:
+        raise ModelLoadError(f"The attention of {new.path} has other sizes than the served model's.")
+    vision = None
+    if plan.sees:
+        vision = open_vision(source.name, model, source.folder, _pretrained(config, source).tokenizer())
+    return replace(
+        served,
+        model=model,
+        hf_config=model.config.get_text_config(decoder=True),
+        device=plan.device,
+        fingerprint=fingerprint(new, *plan.facts, text_of=source.folder),
+        vision=vision,
+    )
+
+
+def _names(source: ModelSource) -> Collection[str]:
+    return () if source.gguf_file is not None else stored_tensors(source.folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a model's weights are read.
+
+    Attributes:
+        form: stored form of the weights that readers of ours read; None: transformers reads them.
+        sees: with the parts that encode images.
+        keeps: how stored weights are kept as they are; None: they are expanded.
+        blocks: the same of a GGUF file's.
+    """
+
+    config: EngineConfig
+    device: torch.device
+    dtype: torch.dtype
+    form: StoredForm | None
+    sees: bool
+    keeps: Literal["panels", "tiles"] | None
+    blocks: Literal["panels", "tiles"] | None
+
+    @property
+    def facts(self) -> tuple[str, str]:
+        """What the model's numbers depend on beside its files."""
+        return str(self.dtype), _form_name(self.blocks or self.keeps) or str(self.config.quantization)
+
+    def read(self, files: Pretrained, hf_config: Any, show_progress: bool) -> Any:
+        """Return the transformers model."""
+        for_ranks = self.config.tensor_parallel > 1
+        if self.blocks:
+            is_on_gpu = self.blocks == "tiles"
+            return files.block_model(
+                hf_config,
+                show_progress,
+                for_ranks=for_ranks,
+                dtype=self.dtype if is_on_gpu else None,
+                device=self.device if is_on_gpu else None,
+            )
+        return files.model(
+            hf_config,
+            self.dtype,
+            self.device,
+            show_progress,
+            sees=self.sees,
+            form=self.form,
+            keeps=self.keeps,
+            for_ranks=for_ranks,
+        )
+
+
+def _plan(
+    config: EngineConfig, source: ModelSource, hf_config: Any, form: StoredForm | None, settings: Path
+) -> _Plan:
+    """Plan the reading of a model whose image settings, if it has some, lie in the folder `settings`."""
+    from radixkv.model.loading.stored_forms.readers import READERS
+    from radixkv.model.vision.vision_model import has_sight
+
+    device = _device(config)
+    is_read = form is not None and form.method in READERS
+    # Ranks are sent batches, not the images of requests.
+    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, settings)
+    keeps = _kept_form(config, device, sees) if is_read else None
+    dtype = _dtype(config, device, narrow=is_read and keeps is None and not _has_experts(hf_config))
+    return _Plan(
+        config,
+        device,
+        dtype,
+        form if is_read else None,
+        sees=sees,
+        keeps=keeps,
+        blocks=_kept_blocks(config, source, device),
     )
 
 

@@ -43,12 +43,16 @@ class Pretrained:
         source: where its files are.
         trust_remote_code: run Python code that comes with the model where transformers has none of its own.
         allow_download: such code may refer to other repositories: they may be fetched.
+
+    Attributes:
+        unread: names of the folder's tensors that `model` found no use for.
     """
 
     def __init__(
         self, source: ModelSource, trust_remote_code: bool = False, allow_download: bool = True
     ) -> None:
         self.source = source
+        self.unread: frozenset[str] = frozenset()
         self._keywords = {
             "trust_remote_code": trust_remote_code,
             "local_files_only": not (trust_remote_code and allow_download),
@@ -178,6 +182,7 @@ class Pretrained:
             counted_weights(update),
         ):
             model, report = self.explained("weights", read)
+        self.unread = frozenset(map(str, report.get("unexpected_keys") or ()))
         self._check_all_loaded(model, report)
         if keeps == "panels":
             import torch  # heavy

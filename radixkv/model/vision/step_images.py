@@ -173,6 +173,14 @@ class RunnerImages:
             self._begun[1].cancel()
             self._begun = None
 
+    def exchange(self, vision: VisionModel) -> None:
+        """Encode with another tower, or with new weights of this one: nothing encoded before is kept."""
+        self.cancel()
+        self.cache.clear()
+        if vision is not self.vision:
+            self.vision = vision
+            stop_between_layers(vision)
+
     def of(self, batch: Batch) -> StepImages | None:
         """Return a batch's images, encoded; None: none of its requests has one. O(entries), and the tower."""
         shown: StepImages | None = None

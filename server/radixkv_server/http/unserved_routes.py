@@ -72,8 +72,13 @@ _HINTS: tuple[tuple[str, str], ...] = (
     (r"/docs|/redoc", "GET /openapi.json describes the routes"),
     (r"/(v1|api)?", "it is a base URL; GET /v1/models and POST /v1/chat/completions lie below /v1"),
     (
-        r"/(update_weights.*|sleep|wake_up|(start|stop)_profile|abort_request|pause.*|resume.*|slow_down|"
-        r"(release|resume)_memory_occupation|init_weights_.*|get_weights_.*|set_internal_state|collective_rpc|"
+        r"/(update_weights_from_.*|update_weight_version|(release|resume)_memory_occupation|init_weights_.*|"
+        r"start_draft_weight_update|release_kv_cache_memory)",
+        "POST /update_weights, /sleep and /wake_up change weights and give memory back",
+    ),
+    (
+        r"/((start|stop)_profile|abort_requests?|slow_down|weight_info|weight_checker|pause_generation|"
+        r"get_weights_.*|set_internal_state|collective_rpc|"
         r"configure_logging|continue_generation|(is_)?scal(e|ing)_elastic_ep|.*_expert_distribution_record)",
         "this server has no such control",
     ),
