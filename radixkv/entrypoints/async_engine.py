@@ -164,13 +164,13 @@ class AsyncEngine(RendersChats, EngineClient):
         super().__init__()
         self._changing = threading.Lock()
         self._weights_path: str | None = None
-        source = engine if isinstance(engine, Engine) else partial(self._make, engine)
+        source = engine if isinstance(engine, Engine) else partial(self._build, engine)
         self._thread = EngineThread(source, self._streams.deliver, self._fail_all, restart)
         self.cache: AsyncCache = AsyncCache(
             self._run_on_cache, self.model_fingerprint, self._explain_by_tiers, self.limits.lengths
         )
 
-    def _make(self, source: Callable[[], Engine]) -> Engine:
+    def _build(self, source: Callable[[], Engine]) -> Engine:
         """Make an engine, with the weights that the one before it had last."""
         engine = source()
         if self._weights_path is not None:

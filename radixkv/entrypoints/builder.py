@@ -28,6 +28,7 @@ from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary, StartupPhases, return_freed_memory
 from radixkv.engine.weights import WeightReader
 from radixkv.entrypoints.check_start import check_start
+from radixkv.entrypoints.served_weights import ServedWeights
 from radixkv.errors import ConfigError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.vocabulary import Vocabulary
@@ -39,7 +40,6 @@ from radixkv.model.make_runner import make_runner, token_budget
 from radixkv.model.parallel.parallel_runner import TensorParallelRunner, make_parallel_runner
 from radixkv.model.parallel.worker_group import WorkerGroup, threads_of_rank
 from radixkv.model.runner import ModelRunner
-from radixkv.model.served_weights import ServedWeights
 from radixkv.observe.advisor import Advisor
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.speculation.speculation import Speculation

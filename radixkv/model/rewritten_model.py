@@ -26,7 +26,7 @@ from radixkv.model.whole_vectors import AlignedActivations
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
-    from radixkv.model.runner import StepLimits
+    from radixkv.model.step_limits import StepLimits
 
 
 class RewrittenModel:

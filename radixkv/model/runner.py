@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from radixkv.model.rewritten_model import RewrittenModel, reached_tensors, write
 from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
+from radixkv.model.step_limits import StepLimits as StepLimits
 from radixkv.model.vision.step_images import RunnerImages
 from radixkv.model.warm_up import first_steps
 from radixkv.sampling.device_arrays import frees_memory, to_device
@@ -39,21 +39,6 @@ if TYPE_CHECKING:
 # The first touch of a page costs microseconds, many times a write to it: on a CPU, this much of the
 # K/V memory is touched before the first request.
 _TOUCHED_KV_BYTES = 256 * 2**20
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Limits of a runner's steps.
-
-    Attributes:
-        max_num_tokens: largest T of a batch.
-        max_num_seqs: most entries of a batch.
-        max_model_len: longest context.
-    """
-
-    max_num_tokens: int
-    max_num_seqs: int
-    max_model_len: int
 
 
 class ModelRunner:
