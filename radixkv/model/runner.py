@@ -18,6 +18,7 @@ from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_copies import DeviceCopies
+from radixkv.model.expanded_latents import Expansion
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.released_memory import ReleasedTensors, release_memory
 from radixkv.model.rewritten_model import RewrittenModel, reached_tensors, write_in_place
@@ -27,6 +28,7 @@ from radixkv.model.step_context import call_model
 from radixkv.model.step_limits import StepLimits as StepLimits
 from radixkv.model.vision.step_images import RunnerImages
 from radixkv.model.warm_up import first_steps
+from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
 from radixkv.scheduling.batch import Batch
 from radixkv.text.thread_priority import yield_to_steps
@@ -92,6 +94,9 @@ class ModelRunner:
             quantization=quantization,
             max_lora_rank=max_lora_rank,
         )
+        self.model: Any
+        self._activations: AlignedActivations | None
+        self._expansion: Expansion | None
         self._set(rewritten := self._rewrite(loaded))
         self.adapters = rewritten.adapters
         self.row_multiple = rewritten.row_multiple
@@ -147,7 +152,9 @@ class ModelRunner:
         else:
             self._set(rewritten)
         if self.images is not None:
-            self.images.exchange(self.images.vision if is_in_place else rewritten.vision)
+            vision = self.images.vision if is_in_place else rewritten.vision
+            assert vision is not None, "models of one configuration see alike"
+            self.images.exchange(vision)
 
     def release(self, *, weights: bool) -> None:
         """See `radixkv.engine.runner.Runner`. A CPU's weights stay unless they are given up."""
