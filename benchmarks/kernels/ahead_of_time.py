@@ -369,8 +369,12 @@ def compile_copy(target: str) -> Any:
     return compile_kernel(copy_kernel, types, constants, ["data_ptr", "copies_ptr"], target)
 
 
+#: Kinds of norms, see `norm_kind`: Llama's, Gemma's, Cohere's.
+PLAIN_NORM, GEMMA_NORM, COHERE_NORM = 1 | 16, 1 | 2 | 4 | 16, 1 | 4 | 8 | 16
+
+
 def compile_residual_norm(
-    width: int, target: str, dtype: str = "bf16", *, group: int = 0, **flags: bool
+    width: int, target: str, dtype: str = "bf16", *, group: int = 0, **flags: int
 ) -> Any:
     """The compiled kernel that adds to the residual and norms.
 
@@ -378,13 +382,14 @@ def compile_residual_norm(
         group: numbers that share a scale in results of 8 bits; 0: they have `dtype`.
         flags: override those of a Llama layer.
     """
-    pointers = dict.fromkeys(("states_ptr", "added_ptr", "after_ptr", "next_ptr"), f"*{dtype}")
+    names = residual_norm_kernel.arg_names
+    pointers = {name: f"*{dtype}" for name in names if name.endswith("_ptr")}
     pointers |= rounded_types(group, dtype)
-    types = pointers | {"states_stride": "i32", "added_stride": "i32", "scale_stride": "i32"}
+    types = pointers | dict.fromkeys(("states_stride", "added_stride", "other_stride", "scale_stride"), "i32")
     types |= dict.fromkeys(("multiplier", "after_eps", "next_eps"), "fp32")
     block = triton.next_power_of_2(width)
-    constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "NEXT": True, "GROUP": group}
-    constants |= {"SCALED": False, "AFTER": False, "OFFSET": False, "WIDE": False} | flags
+    constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "OTHER": False, "GROUP": group}
+    constants |= {"SCALED": False, "FACTOR": False, "AFTER": 0, "NEXT": PLAIN_NORM} | flags
     aligned = [*pointers, "states_stride", "added_stride"]
     warps = warps_for(block)
     return compile_kernel(residual_norm_kernel, types, constants, aligned, target, warps, fp_fusion=False)
@@ -432,6 +437,7 @@ def compile_rotate_write(
     dtype: str = "bf16",
     *,
     norms: bool = False,
+    **flags: int,
 ) -> Any:
     """The compiled kernel that norms and rotates heads and writes to a cache of `stored` elements."""
     names = rotate_write_kernel.arg_names
@@ -442,9 +448,17 @@ def compile_rotate_write(
     types |= dict.fromkeys(
         ("num_tokens", "num_entries", "merged_stride", "rotation_stride", "num_slots"), "i32"
     )
-    types |= dict.fromkeys(("query_eps", "key_eps", "limit"), "fp32")
+    types |= dict.fromkeys(("query_weight_stride", "key_weight_stride"), "i32")
+    types |= dict.fromkeys(("query_eps", "key_eps", "value_eps", "limit"), "fp32")
     constants = {
         "HQ": heads[0],
+        "QD": head_size,
+        "STEP": 1,
+        "PAIRS": 0,
+        "ROUNDED": True,
+        "VALUE_NORM": 0,
+        "WHOLE": False,
+        "SHARED": False,
         "BQ": min(QUERY_HEADS, triton.next_power_of_2(heads[0])),
         "HKV": heads[1],
         "HP": triton.next_power_of_2(heads[1]),
@@ -453,14 +467,12 @@ def compile_rotate_write(
         "R": turned,
         "RP": triton.next_power_of_2(turned // 2),
         "SP": triton.next_power_of_2(max(1, head_size - turned)),
-        "QUERY_NORM": norms,
-        "KEY_NORM": norms,
-        "OFFSET": False,
-        "WIDE": False,
+        "QUERY_NORM": PLAIN_NORM if norms else 0,
+        "KEY_NORM": PLAIN_NORM if norms else 0,
         "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
         "HAS_ROWS": False,
-    }
-    warps = rotation_warps(heads[1], turned)
+    } | flags
+    warps = rotation_warps(heads[1], max(turned, head_size - turned))
     return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
 
 

@@ -250,22 +250,21 @@ class AttentionBackend(ABC):
         """Norm and rotate queries and keys, and `write` keys and values.
 
         Args:
-            merged: `[T, (Hq + 2 Hkv) * D]`, queries, keys and values of one size as one product gives
-                them.
+            merged: `[T, width]`, queries, keys and values of one size as one product gives them, see
+                `Rotation`.
             slots: int64 [N]; without `rows`, N may be less than T: the rest is padding.
 
         Returns:
             The queries, `[T, Hq, D]`.
         """
-        queries, stored = self.config.num_query_heads, self.config.spec.num_kv_heads
-        query, key, value = merged.view(len(merged), -1, self.config.spec.head_size).split(
-            [queries, stored, stored], dim=1
+        spec = self.config.spec
+        query, key, value = rotation.apply(
+            merged, self.config.num_query_heads, spec.num_kv_heads, spec.head_size
         )
-        key = rotation.apply(key, rotation.key_norm)
         if rows is None:
             key, value = key[: len(slots)], value[: len(slots)]
         self.write(kv, layer, key, value, slots, rows)
-        return rotation.apply(query, rotation.query_norm)
+        return query
 
     def attend(
         self,

@@ -96,14 +96,21 @@ class AttentionStep:
         layer: int,
         merged: Tensor,
         rotation: Rotation,
+        heads: tuple[int, int, int],
         *,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """`attend` for queries, keys and values as one product gives them, [T, (Hq + 2 Hkv) D], neither
-        normed nor rotated yet -> [T, Hq, D]."""
+        """`attend` for queries, keys and values as one product gives them, neither normed nor rotated yet.
+
+        Args:
+            merged: [T, width], see `Rotation`; heads: Hq, Hkv and D, which the memory has, too.
+
+        Returns:
+            [T, Hq, D].
+        """
         query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, *self._target(layer))
         return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
@@ -233,6 +240,12 @@ class PlainCausalStep:
             query[order], [key[order]], [value[order]], starts, window=window, **scoring
         )
         return out[order.argsort().cpu()].to(query)
+
+    def attend_merged(
+        self, layer: int, merged: Tensor, rotation: Rotation, heads: tuple[int, int, int], **scoring: Any
+    ) -> Tensor:
+        """See `AttentionStep.attend_merged`."""
+        return self.attend(layer, *rotation.apply(merged, *heads), **scoring)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

@@ -6,7 +6,7 @@ The families here differ in details of one structure::
     norm | q, k, v products | norms of heads | rotary embedding | attention | o product | norm | added
     norm | gate and up products | activation * up | down product             | norm | added
 
-A layer of any other class is not described, and stays as transformers wrote it.
+Layers of other classes are described by what they compute (`radixkv.model.traced_layers`), for a GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from radixkv.model.attention_hook import HEAD_MULTIPLE
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
-from radixkv_kernels import Norm
+from radixkv_kernels import Norm, Pairs, Turn
 
 
 @dataclass(frozen=True)
@@ -190,16 +190,50 @@ def reads_weight(parent: Any, name: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Turning:
+    """The form of a layer's rotary embedding.
+
+    Attributes:
+        pairs, wide: as in `Turn`.
+        step: columns from one pair's angle to the next one's.
+        is_half: cosines and sines are those of one half of what turns, for both.
+        is_none: nothing turns.
+    """
+
+    pairs: Pairs = Pairs.HALVES
+    wide: bool = False
+    step: int = 1
+    is_half: bool = False
+    is_none: bool = False
+
+    def turn(self, angles: Any, rows: torch.Tensor, size: int) -> Turn:
+        """The `Turn` of a step.
+
+        Args:
+            angles: what transformers hands to a layer: cosines and sines [1, T, R], or one complex tensor.
+            rows: [T, ..]; size: of a head.
+        """
+        if self.is_none:
+            return Turn(rows[:, :1], rows[:, :1], 0)
+        if isinstance(angles, torch.Tensor):
+            cosines, sines = torch.view_as_real(angles[0]).unbind(-1)
+            return Turn(cosines, sines, 2 * cosines.shape[1], self.pairs, self.wide)
+        cosines, sines = (each[0, :, :: self.step] for each in angles)
+        turned = cosines.shape[1] * (2 if self.is_half else self.step)
+        return Turn(cosines, sines, min(size, turned), self.pairs, self.wide)
+
+
+@dataclass(frozen=True)
 class AttentionParts:
     """Attention of a layer.
 
     Attributes:
         merged: the products of queries, keys and values, or one that is all three.
         output: the output product; `joined`: the ranks' shares of its inputs and outputs, if it is shared.
-        query_norm, key_norm: of each head.
-        rotates: whether queries and keys get the rotary embedding.
-        half_angles: its cosines and sines are those of one half of a head, for both.
+        query_norm, key_norm, value_norm, gated, shared: as in `Rotation`.
+        turning: of queries and keys.
         scale, window, softcap, sinks: as in `AttentionBackend.attend`.
+        names: of the products in `merged`, and of `output`.
     """
 
     layer_index: int
@@ -211,12 +245,15 @@ class AttentionParts:
     head_size: int
     query_norm: Norm | None
     key_norm: Norm | None
-    rotates: bool
-    half_angles: bool
+    turning: Turning
     scale: float
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None
+    names: tuple[tuple[str, ...], str]
+    value_norm: Norm | None = None
+    gated: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,29 +272,46 @@ class GatedParts:
 
 
 @dataclass(frozen=True)
+class PerLayerParts:
+    """What Gemma 4 adds last: norm(projection(activation(gate(states)) * inputs of this layer))."""
+
+    gate: nn.Module
+    activation: nn.Module
+    projection: nn.Module
+    norm: Norm
+
+
+@dataclass(frozen=True)
 class DecoderParts:
     """A decoder layer.
 
     Attributes:
         family: the model type.
-        before_attention, before_mlp: norms of the residual.
+        before_attention, before_mlp: norms of the residual; None: there is none.
         after_attention, after_mlp: norms of the branch before it is added.
         multiplier: factor of the branch before it is added.
         communicator: sums the results of attention's output product and a gated MLP's last one over ranks;
             None: there is one rank, or they are joined.
         mlp: the module; `gated` describes its parts, if it is a gated MLP.
+        is_parallel: the MLP is given what attention is given, and both results are added.
+        per_layer: added last; factor: one number by which the sum is multiplied then.
+        names: of the modules of attention and of the MLP.
     """
 
     family: str
     attention: AttentionParts
     mlp: nn.Module
     gated: GatedParts | None
-    before_attention: Norm
-    before_mlp: Norm
+    before_attention: Norm | None
+    before_mlp: Norm | None
     after_attention: Norm | None
     after_mlp: Norm | None
     multiplier: float
     communicator: Communicator | None
+    is_parallel: bool = False
+    per_layer: PerLayerParts | None = None
+    factor: torch.Tensor | None = None
+    names: tuple[str, str] = ("self_attn", "mlp")
 
 
 def describe_layer(layer: Any) -> DecoderParts | None:
@@ -279,35 +333,55 @@ def describe_layer(layer: Any) -> DecoderParts | None:
         after_attention=second if four else None,
         after_mlp=describe_norm(layer.post_feedforward_layernorm) if four else None,
         multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
-        communicator=_summed_by(layer.self_attn.o_proj),
+        communicator=summed_by(layer.self_attn.o_proj),
     )
 
 
 @torch.no_grad()
-def find_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
-    """Describe an RMSNorm of any family; None: the module is none, or computes something else.
+def find_norm(module: nn.Module, dtype: torch.dtype, *, any_layer_norm: bool = False) -> Norm | None:
+    """Describe a norm of any family; None: the module is none, or computes something else.
 
-    A class that is not known by name is tried: on random rows it must compute the bits of a `Norm`.
+    A class that is not known by name is tried: on random rows it must compute the bits of a `Norm`, or, if it
+    subtracts a mean, nearly so.
 
     Args:
         dtype: of the rows that it will get.
+        any_layer_norm: torch's own layer norm, too, which is one kernel already.
     """
     if _class_of(module) in _NORM_CLASSES:
         return describe_norm(module)
-    weight = getattr(module, "weight", None)
-    eps = next((getattr(module, name) for name in _EPSILONS if hasattr(module, name)), None)
-    if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+    name, is_torch = type(module).__name__, type(module) is nn.LayerNorm
+    eps = next((getattr(module, each) for each in _EPSILONS if hasattr(module, each)), None)
+    if name == "OlmoLayerNorm":
+        eps = 1e-5
+    if not ("RMSNorm" in name or "LayerNorm" in name) or not isinstance(eps, float):
         return None
-    if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or weight.dtype != dtype or weight.is_meta:
+    if is_torch and not any_layer_norm:
         return None
-    if len(inspect.signature(module.forward).parameters) != 1:  # a gate, too
+    if not is_torch and len(inspect.signature(module.forward).parameters) != 1:  # a gate, too
         return None
-    rows = torch.randn(_TRIED_ROWS, len(weight), generator=torch.Generator().manual_seed(0))
-    rows = (3 * rows).to(weight.device, dtype)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    shape = getattr(module, "normalized_shape", (64,)) if weight is None else tuple(weight.shape)
+    if weight is not None:
+        if (
+            not isinstance(weight, torch.Tensor)
+            or weight.dim() > 2
+            or weight.is_meta
+            or weight.dtype != dtype
+        ):
+            return None
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+    rows = torch.randn(_TRIED_ROWS, *shape, generator=torch.Generator().manual_seed(0))
+    rows = (3 * rows + 1).to(torch.device("cpu") if weight is None else weight.device, dtype)
     wanted = module(rows)
     for offset, wide in itertools.product((False, True), repeat=2):
-        norm = Norm(weight.detach(), eps, offset, wide)
-        if wanted.dtype == dtype and torch.equal(norm.apply(rows), wanted):
+        norm = Norm(weight, eps, offset, wide)
+        if wanted.dtype == dtype and bias is None and torch.equal(norm.apply(rows), wanted):
+            return norm
+    for offset in (False, True):
+        norm = Norm(weight, eps, offset, wide=True, centered=True, bias=bias)
+        step = torch.finfo(dtype).eps
+        if wanted.dtype == dtype and torch.allclose(norm.apply(rows), wanted, rtol=2 * step, atol=4 * step):
             return norm
     return None
 
@@ -327,12 +401,10 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
     head_size = int(attention.head_dim)
     if head_size % HEAD_MULTIPLE:  # the hook pads such heads
         return None
-    if hasattr(attention, "qkv_proj"):
-        merged: tuple[Any, ...] = (attention.qkv_proj,)
-    else:
-        merged = (attention.q_proj, attention.k_proj, attention.v_proj)
-    output = _own_term(attention.o_proj)
-    if not all(_is_product(part) for part in (*merged, output)):
+    names = ("qkv_proj",) if hasattr(attention, "qkv_proj") else ("q_proj", "k_proj", "v_proj")
+    merged: tuple[Any, ...] = tuple(getattr(attention, name) for name in names)
+    output = own_term(attention.o_proj)
+    if not all(is_product(part) for part in (*merged, output)):
         return None
     num_heads = int(attention.config.num_attention_heads)
     width = sum(part.out_features for part in merged)
@@ -345,18 +417,18 @@ def _describe_attention(attention: Any, family: _Family) -> AttentionParts | Non
         layer_index=int(attention.layer_idx),
         merged=merged,
         output=output,
-        joined=_joined(attention.o_proj),
+        joined=joined(attention.o_proj),
         num_heads=num_heads,
         num_kv_heads=(width // head_size - num_heads) // 2,
         head_size=head_size,
         query_norm=describe_norm(attention.q_norm) if has_norms else None,
         key_norm=describe_norm(attention.k_norm) if has_norms else None,
-        rotates=bool(getattr(attention, "use_rope", True)),
-        half_angles=family.half_angles,
+        turning=Turning(is_half=family.half_angles, is_none=not getattr(attention, "use_rope", True)),
         scale=float(attention.scaling),
         window=None if window is None else int(window),
         softcap=None if softcap is None else float(softcap),
         sinks=None if sinks is None else sinks.detach().to(torch.float32),
+        names=(names, "o_proj"),
     )
 
 
@@ -370,25 +442,25 @@ def describe_gated(mlp: Any) -> GatedParts | None:
         kind = "silu"
     if kind is None or names is None:
         return None
-    products: tuple[Any, ...] = tuple(_own_term(getattr(mlp, name)) for name in names)
-    if not all(_is_product(product) for product in products):
+    products: tuple[Any, ...] = tuple(own_term(getattr(mlp, name)) for name in names)
+    if not all(is_product(product) for product in products):
         return None
-    return GatedParts(products[:-1], products[-1], _joined(getattr(mlp, names[-1])), kind, names)
+    return GatedParts(products[:-1], products[-1], joined(getattr(mlp, names[-1])), kind, names)
 
 
-def _is_product(module: Any) -> bool:
+def is_product(module: Any) -> bool:
     return type(module) is nn.Linear or isinstance(module, StoredProduct)
 
 
-def _own_term(module: Any) -> Any:
+def own_term(module: Any) -> Any:
     return module.term if isinstance(module, JoinedOverRanks | SummedOverRanks) else module
 
 
-def _joined(module: Any) -> JoinedOverRanks | None:
+def joined(module: Any) -> JoinedOverRanks | None:
     return module if isinstance(module, JoinedOverRanks) else None
 
 
-def _summed_by(module: Any) -> Communicator | None:
+def summed_by(module: Any) -> Communicator | None:
     return module.communicator if isinstance(module, SummedOverRanks) else None
 
 
@@ -414,8 +486,14 @@ def is_llama_shape(parts: DecoderParts) -> bool:
 _RELEASED_AT_ONCE = 256 << 20
 
 
-def replace_layers(model: nn.Module, make: Callable[[DecoderParts], nn.Module | None]) -> int:
+def replace_layers(
+    model: nn.Module,
+    make: Callable[[DecoderParts], nn.Module | None],
+    make_other: Callable[[nn.Module], nn.Module | None] = lambda layer: None,
+) -> int:
     """Put what `make` makes of a layer that can be described in its place; returns how many it made.
+
+    `make_other` gets layers of classes that are not known.
 
     Memory of weights that nothing else uses is given back.
     """
@@ -424,7 +502,7 @@ def replace_layers(model: nn.Module, make: Callable[[DecoderParts], nn.Module | 
     for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
         for index, layer in enumerate(layers):
             parts = describe_layer(layer)
-            made = None if parts is None else make(parts)
+            made = make_other(layer) if parts is None else make(parts)
             if made is not None:
                 layers[index] = made
                 count += 1

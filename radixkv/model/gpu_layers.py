@@ -13,6 +13,8 @@ Kernels between products work row by row and round where transformers' operators
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,13 +22,22 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
-from radixkv.model.decoder_layers import DecoderParts, find_norm, pack_whole_weights, replace_layers
+from radixkv.model.decoder_layers import (
+    DecoderParts,
+    describe_layer,
+    find_norm,
+    pack_whole_weights,
+    replace_layers,
+)
 from radixkv.model.gpu_experts import replace_experts
 from radixkv.model.gpu_products import TiledProduct, group_of
 from radixkv.model.step_context import current_step
+from radixkv.model.traced_layers import LayerTrace, confirms, describe_traced, trace_layers
 from radixkv_kernels import Norm, Rotation
-from radixkv_kernels.triton.gated import gate_rows
+from radixkv_kernels.triton.gated import gate_heads, gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
+
+logger = logging.getLogger("radixkv")
 
 
 @torch.no_grad()
@@ -40,15 +51,50 @@ def fuse_layers(model: Any) -> int:
         Number of replaced decoder layers.
     """
     pack_whole_weights(model)
-    replace_experts(model)
     dtype = model.get_input_embeddings().weight.dtype
-    count = replace_layers(model, lambda parts: FusedGpuLayer(parts) if can_fuse(parts) else None)
+    failures: list[Exception] = []
+    try:
+        traces = _traces_of_others(model)
+    except Exception as error:
+        failures, traces = [error], {}
+    family = str(model.config.get_text_config(decoder=True).model_type)
+
+    def fused(parts: DecoderParts) -> nn.Module | None:
+        return FusedGpuLayer(parts) if can_fuse(parts) else None
+
+    def fused_by_trace(layer: nn.Module) -> nn.Module | None:
+        trace = traces.pop(layer, None)
+        try:
+            parts = None if trace is None else describe_traced(trace, family)
+            made = None if parts is None else fused(parts)
+            return made if trace is not None and made is not None and confirms(trace, made) else None
+        except Exception as error:
+            failures.append(error)
+            return None
+
+    count = replace_layers(model, fused, fused_by_trace)
+    if failures:
+        reason = f"{type(failures[0]).__name__}: {failures[0]}"
+        logger.warning("Layers of %s are not fused: tracing them failed (%s)", family, reason)
+    replace_experts(model)  # a trial of a layer would interpret kernels of experts, where there is no GPU
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             norm = find_norm(child, dtype)
-            if norm is not None:
+            if norm is not None and norm.weight is not None and norm.weight.dim() == 1:
                 setattr(parent, name, FusedNorm(norm))
     return count
+
+
+def _traces_of_others(model: nn.Module) -> dict[nn.Module, LayerTrace]:
+    """What layers of classes that are not known by name compute."""
+    layers = (each for each in model.modules() if isinstance(each, nn.ModuleList))
+    others = {
+        layer
+        for layer in itertools.chain.from_iterable(layers)
+        if not isinstance(layer, FusedGpuLayer) and describe_layer(layer) is None
+    }
+    # Traces of layers that are known would keep their weights.
+    return {layer: trace for layer, trace in trace_layers(model).items() if layer in others} if others else {}
 
 
 class FusedGpuLayer(nn.Module):
@@ -65,7 +111,7 @@ class FusedGpuLayer(nn.Module):
         self.output: nn.Module = parts.attention.output
         self.gated = parts.gated
         if parts.gated is None:
-            self.mlp = parts.mlp
+            self.add_module(parts.names[1], parts.mlp)
         else:
             self.gate_up: nn.Module = merged_linear(parts.gated.gate_up)
             self.down: nn.Module = parts.gated.down
@@ -73,65 +119,79 @@ class FusedGpuLayer(nn.Module):
         self.norms_after = (parts.after_attention, parts.after_mlp)
         self.multiplier = parts.multiplier
         self.communicator = parts.communicator
+        self.is_parallel = parts.is_parallel
+        self.factor = parts.factor
+        self.per_layer = parts.per_layer
+        if parts.per_layer is not None:
+            self.per_layer_input_gate = parts.per_layer.gate
+            self.per_layer_projection = parts.per_layer.projection
+        self._names = parts.names
 
     def adapt(self, slot_of: SlotOf) -> None:
         """See `radixkv.model.adapters.attachment`."""
-        is_one = len(self.attention.merged) == 1
-        inputs = ["self_attn.qkv_proj"] if is_one else [f"self_attn.{name}_proj" for name in "qkv"]
-        self.merged = AdaptedLinear(self.merged, slot_of(inputs))
-        self.output = AdaptedLinear(self.output, slot_of(["self_attn.o_proj"]))
+        (inputs, output), (own, mlp) = self.attention.names, self._names
+        self.merged = AdaptedLinear(self.merged, slot_of([f"{own}.{name}" for name in inputs]))
+        self.output = AdaptedLinear(self.output, slot_of([f"{own}.{output}"]))
         if self.gated is not None:
-            is_one = len(self.gated.gate_up) == 1
-            gates = ["mlp.gate_up_proj"] if is_one else ["mlp.gate_proj", "mlp.up_proj"]
-            self.gate_up = AdaptedLinear(self.gate_up, slot_of(gates))
-            self.down = AdaptedLinear(self.down, slot_of(["mlp.down_proj"]))
+            *gates, down = self.gated.names
+            self.gate_up = AdaptedLinear(self.gate_up, slot_of([f"{mlp}.{name}" for name in gates]))
+            self.down = AdaptedLinear(self.down, slot_of([f"{mlp}.{down}"]))
 
     def forward(
         self,
         hidden_states: torch.Tensor,
+        per_layer_input: torch.Tensor | None = None,
         *,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        position_embeddings: Any = None,
         **_: Any,
     ) -> torch.Tensor:
         """The layer, in the signature that transformers calls."""
-        states = hidden_states[0]
-        merged = self.merged(norm_rows(states, self.norms[0], group=group_of(self.merged)))
-        added = self._sum(self.output(self._attend(merged, position_embeddings, current_step())))
-        normed = add_and_norm_rows(
-            states,
-            added,
-            self.norms[1],
-            multiplier=self.multiplier,
-            after=self.norms_after[0],
-            group=0 if self.gated is None else group_of(self.gate_up),
-        )
-        add_rows(states, self._mlp(normed), multiplier=self.multiplier, after=self.norms_after[1])
+        states, factor = hidden_states[0], self.factor if self.per_layer is None else None
+        # Other modules than products take no rounded rows.
+        group, mlp_group = group_of(self.merged), 0 if self.gated is None else group_of(self.gate_up)
+        if self.is_parallel and group != mlp_group:
+            group = 0
+        first: Any = states if self.norms[0] is None else norm_rows(states, self.norms[0], group=group)
+        added = self._sum(self.output(self._attend(self.merged(first), position_embeddings, current_step())))
+        if self.is_parallel:
+            add_rows(states, added, multiplier=self.multiplier, other=self._mlp(first), factor=factor)
+            return hidden_states
+        options: Any = {"multiplier": self.multiplier, "after": self.norms_after[0]}
+        second: Any = states
+        if self.norms[1] is None:
+            add_rows(states, added, **options)
+        else:
+            second = add_and_norm_rows(states, added, self.norms[1], group=mlp_group, **options)
+        options = {"multiplier": self.multiplier, "after": self.norms_after[1], "factor": factor}
+        add_rows(states, self._mlp(second), **options)
+        if self.per_layer is not None:
+            assert per_layer_input is not None
+            gates = self.per_layer.activation(self.per_layer_input_gate(states)) * per_layer_input[0]
+            added = self.per_layer_projection(gates)
+            add_rows(states, added, after=self.per_layer.norm, factor=self.factor)
         return hidden_states
 
-    def _attend(
-        self, merged: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor] | None, step: Any
-    ) -> torch.Tensor:
-        """[T, (Hq + 2 Hkv) D] -> [T, Hq D]."""
+    def _attend(self, merged: torch.Tensor, angles: Any, step: Any) -> torch.Tensor:
+        """[T, width] -> [T, Hq D]."""
         parts = self.attention
         scoring = {
             "scale": parts.scale, "window": parts.window, "softcap": parts.softcap, "sinks": parts.sinks
         }  # fmt: skip
-        if parts.rotates:
-            assert position_embeddings is not None
-            cosines, sines = (each[0] for each in position_embeddings)
-            if parts.half_angles:
-                cosines, sines = (torch.cat([each, each], dim=1) for each in (cosines, sines))
-            rotation = Rotation(cosines, sines, parts.query_norm, parts.key_norm)
-            attended: torch.Tensor = step.attend_merged(parts.layer_index, merged, rotation, **scoring)
-        else:
-            heads = merged.view(len(merged), -1, parts.head_size)
-            query, key, value = heads.split([parts.num_heads, parts.num_kv_heads, parts.num_kv_heads], dim=1)
-            attended = step.attend(parts.layer_index, query, key, value, **scoring)
+        turn = parts.turning.turn(angles, merged, parts.head_size)
+        rotation = Rotation(
+            *(turn, parts.query_norm, parts.key_norm, parts.value_norm),
+            gated=parts.gated,
+            shared=parts.shared,
+        )
+        heads = (parts.num_heads, parts.num_kv_heads, parts.head_size)
+        attended: torch.Tensor = step.attend_merged(parts.layer_index, merged, rotation, heads, **scoring)
+        if parts.gated:
+            gate_heads(attended, rotation.gates(merged, parts.num_heads, parts.head_size))
         return attended.reshape(len(merged), -1)
 
     def _mlp(self, normed: Any) -> torch.Tensor:
         if self.gated is None:
-            added = self.mlp(normed[None])
+            added = getattr(self, self._names[1])(normed[None])
             if isinstance(added, tuple):  # the scores of a router come second
                 added = added[0]
             added = added[0]
@@ -184,8 +244,4 @@ def can_fuse(parts: DecoderParts) -> bool:
         {linear.bias is None for linear in group}
         for group in (parts.attention.merged, () if parts.gated is None else parts.gated.gate_up)
     ]
-    return (
-        len({linear.weight.dtype for linear in linears}) == 1
-        and all(len(kinds) <= 1 for kinds in biases)
-        and (parts.attention.rotates or parts.attention.query_norm is None)
-    )
+    return len({linear.weight.dtype for linear in linears}) == 1 and all(len(kinds) <= 1 for kinds in biases)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -65,6 +66,17 @@ def _chooses_rows(kind: Any) -> bool:
     )
 
 
+@contextmanager
+def computing(step: Any, positions: Tensor) -> Iterator[None]:
+    """Return a context in which this thread's layers compute a step of rows at these [T] positions."""
+    before = getattr(_thread, "step", None), getattr(_thread, "positions", None)
+    _thread.step, _thread.positions = step, positions
+    try:
+        yield
+    finally:
+        _thread.step, _thread.positions = before
+
+
 def call_model(
     model: Any,
     input_ids: Tensor,
@@ -88,11 +100,7 @@ def call_model(
     wanted = {} if rows is None or not chooses_rows(model) else {"logits_to_keep": rows}
     if inputs is None:
         inputs = {"input_ids": input_ids[None], "position_ids": positions[None]}
-    before = getattr(_thread, "step", None), getattr(_thread, "positions", None)
-    _thread.step, _thread.positions = step, positions
-    try:
+    with computing(step, positions):
         output = model(**inputs, attention_mask=None, use_cache=False, **wanted)
-    finally:
-        _thread.step, _thread.positions = before
     logits: Tensor = output.logits[0]
     return logits if rows is None or wanted else logits[rows]

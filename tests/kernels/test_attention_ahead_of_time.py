@@ -170,11 +170,16 @@ def test_kernels_between_products(target: str) -> None:
     choice."""
     kernels = {
         "norm": aot.compile_residual_norm(4096, target),
-        "Gemma's norms": aot.compile_residual_norm(2304, target, AFTER=True, OFFSET=True, WIDE=True),
+        "Gemma's norms": aot.compile_residual_norm(2304, target, AFTER=aot.GEMMA_NORM, NEXT=aot.GEMMA_NORM),
+        "two branches, layer norm": aot.compile_residual_norm(4096, target, OTHER=1, NEXT=aot.COHERE_NORM),
         "gate": aot.compile_gated(14336, "silu", target),
         "rotate": aot.compile_rotate_write((32, 8), 128, 128, "bf16", target),
     }
     if "RADIXKV_NIGHTLY" in os.environ:
+        kernels["norms over all heads"] = aot.compile_rotate_write(
+            (32, 8), 128, 128, "bf16", target, norms=True, WHOLE=1
+        )
+        kernels["gated"] = aot.compile_rotate_write((16, 2), 256, 64, "bf16", target, norms=True, QD=512)
         kernels["rotate normed heads"] = aot.compile_rotate_write((32, 8), 128, 128, "i8", target, norms=True)
         kernels["rotate a part"] = aot.compile_rotate_write((32, 32), 96, 48, "bf16", target)
     if target == "sm_90" and "RADIXKV_NIGHTLY" in os.environ:

@@ -27,27 +27,59 @@ def rms_factor(sum_of_squares, eps, N: tl.constexpr):
     return tl.rsqrt(sum_of_squares / N + eps)
 
 
+#: Bits of a norm's kind, as kernels are compiled for it; 0: there is none.
+NORM, OFFSET, WIDE, CENTERED, WEIGHTED, BIASED = (tl.constexpr(1 << i) for i in range(6))
+
+
+def norm_kind(norm: Norm | None) -> int:
+    """The bits of a norm's kind."""
+    if norm is None:
+        return 0
+    bits = (True, norm.offset, norm.wide, norm.centered, norm.weight is not None, norm.bias is not None)
+    return sum(bit << i for i, bit in enumerate(bits))
+
+
 @triton.jit
-def weighted(x, factor, weight, OFFSET: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr):
+def weighted(x, factor, weight, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """float32 x * factor * weight, rounded to DTYPE; see `Norm`."""
     x = x * factor
     weight = weight.to(tl.float32)
-    if OFFSET:
+    if OFFSET & KIND:
         weight = weight + 1.0
-    if not WIDE:
+    if not (WIDE & KIND):
         x = x.to(DTYPE).to(tl.float32)
-    return (x * weight).to(DTYPE)
+    if WEIGHTED & KIND:
+        x = x * weight
+    return x.to(DTYPE)
+
+
+@triton.jit
+def normed_row(
+    x, inside, column, weight_ptr, bias_ptr, eps, N: tl.constexpr, KIND: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """A float32 row of N numbers, normed as KIND says, rounded to DTYPE."""
+    if CENTERED & KIND:
+        x = tl.where(inside, x - tl.sum(x, 0) / N, 0.0)
+    factor = rms_factor(tl.sum(x * x, 0), eps, N)
+    weight = 0.0
+    if WEIGHTED & KIND:
+        weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    if BIASED & KIND:  # a layer norm with a bias rounds once, after it
+        bias = tl.load(bias_ptr + column, mask=inside, other=0.0).to(tl.float32)
+        return (weighted(x, factor, weight, KIND, tl.float32) + bias).to(DTYPE)
+    return weighted(x, factor, weight, KIND, DTYPE)
 
 
 @triton.jit
 def residual_norm_kernel(
-    states_ptr, added_ptr, out_ptr, scales_ptr, after_ptr, next_ptr, states_stride, added_stride,
-    scale_stride, multiplier, after_eps, next_eps, N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr,
-    SCALED: tl.constexpr, AFTER: tl.constexpr, NEXT: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr,
-    GROUP: tl.constexpr,
+    states_ptr, added_ptr, other_ptr, out_ptr, scales_ptr, after_ptr, after_bias_ptr, next_ptr, next_bias_ptr,
+    states_stride, added_stride, other_stride, scale_stride, multiplier, factor_ptr, after_eps, next_eps,
+    N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OTHER: tl.constexpr, SCALED: tl.constexpr,
+    FACTOR: tl.constexpr, AFTER: tl.constexpr, NEXT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED. NEXT: out = norm(states), rounded to 8
-    bits with a scale for each GROUP, if that is any."""
+    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED; OTHER: states += other, too; FACTOR:
+    times a number in memory. NEXT: out = norm(states), rounded to 8 bits with a scale for each GROUP, if that
+    is any. AFTER and NEXT: kinds of norms."""
     dtype: tl.constexpr = states_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -57,18 +89,23 @@ def residual_norm_kernel(
     if ADD:
         added = tl.load(added_ptr + row * added_stride + column, mask=inside, other=0.0).to(tl.float32)
         if AFTER:
-            factor = rms_factor(tl.sum(added * added, 0), after_eps, N)
-            weight = tl.load(after_ptr + column, mask=inside, other=0.0)
-            added = weighted(added, factor, weight, OFFSET, WIDE, dtype).to(tl.float32)
+            added = normed_row(
+                added, inside, column, after_ptr, after_bias_ptr, after_eps, N, AFTER, dtype
+            ).to(tl.float32)  # fmt: skip
         if SCALED:
             added = (added * multiplier).to(dtype).to(tl.float32)
         result = (states + added).to(dtype)
+        if OTHER:
+            other = tl.load(other_ptr + row * other_stride + column, mask=inside, other=0.0).to(tl.float32)
+            if SCALED:
+                other = (other * multiplier).to(dtype).to(tl.float32)
+            result = (result.to(tl.float32) + other).to(dtype)
+        if FACTOR:
+            result = (result.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(dtype)
         tl.store(states_at, result, mask=inside)
         states = result.to(tl.float32)
     if NEXT:
-        factor = rms_factor(tl.sum(states * states, 0), next_eps, N)
-        weight = tl.load(next_ptr + column, mask=inside, other=0.0)
-        normed = weighted(states, factor, weight, OFFSET, WIDE, dtype)
+        normed = normed_row(states, inside, column, next_ptr, next_bias_ptr, next_eps, N, NEXT, dtype)
         if GROUP:
             normed = tl.where(inside, normed.to(tl.float32), 0.0)
             store_rounded(normed, row, 0, out_ptr, scales_ptr, scale_stride, N, BLOCK, GROUP)
@@ -86,23 +123,31 @@ def norm_rows(states: torch.Tensor, norm: Norm, *, group: Literal[0] = 0) -> tor
 @overload
 def norm_rows(states: torch.Tensor, norm: Norm, *, group: int) -> torch.Tensor | Fp8Rows: ...
 def norm_rows(states: torch.Tensor, norm: Norm, *, group: int = 0) -> torch.Tensor | Fp8Rows:
-    """RMSNorm of rows [T, N] with a contiguous last dimension -> [T, N], contiguous.
+    """Norm of rows [T, N] with a contiguous last dimension -> [T, N], contiguous.
 
     Args:
         group: numbers that share a scale in rows of 8 bits; 0: the result is not rounded to these.
     """
-    return _launch(states, None, 1.0, None, norm, group)
+    return _launch(states, None, norm, group=group)
 
 
 def add_rows(
-    states: torch.Tensor, added: torch.Tensor, *, multiplier: float = 1.0, after: Norm | None = None
+    states: torch.Tensor,
+    added: torch.Tensor,
+    *,
+    multiplier: float = 1.0,
+    after: Norm | None = None,
+    other: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
 ) -> None:
-    """`states += multiplier * added` in place; [T, N] each.
+    """`states = (states + multiplier * added) * factor` in place; [T, N] each.
 
     Args:
-        after: normalise the sum.
+        after: norm of what is added.
+        other: added after `added`, without the norm.
+        factor: one number in memory; None: 1.
     """
-    _launch(states, added, multiplier, after, None, 0)
+    _launch(states, added, None, multiplier, after, other, factor)
 
 
 @overload
@@ -134,17 +179,20 @@ def add_and_norm_rows(
     after: Norm | None = None,
     group: int = 0,
 ) -> torch.Tensor | Fp8Rows:
-    """`add_rows`, and the RMSNorm of the sum, see `norm_rows`."""
-    return _launch(states, added, multiplier, after, norm, group)
+    """`add_rows`, and the norm of the sum, see `norm_rows`."""
+    return _launch(states, added, norm, multiplier, after, group=group)
 
 
 def _launch(
     states: torch.Tensor,
     added: torch.Tensor | None,
-    multiplier: float,
-    after: Norm | None,
     following: Norm | None,
-    group: int,
+    multiplier: float = 1.0,
+    after: Norm | None = None,
+    other: torch.Tensor | None = None,
+    factor: torch.Tensor | None = None,
+    *,
+    group: int = 0,
 ) -> torch.Tensor | Fp8Rows:
     rows, width = states.shape
     out: torch.Tensor | Fp8Rows = states if following is None else states.new_empty(0)
@@ -156,29 +204,35 @@ def _launch(
         out = codes = scales = states.new_empty(rows, width)
     if rows == 0:
         return out
-    norm = following or after
     block = triton.next_power_of_2(width)
+    weights = (
+        states if each is None else each
+        for norm in (after, following)
+        for each in ((None, None) if norm is None else (norm.weight, norm.bias))
+    )
     residual_norm_kernel[(rows,)](
         states,
         states if added is None else added,
+        states if other is None else other,
         codes,
         scales,
-        states if after is None else after.weight,
-        states if following is None else following.weight,
+        *weights,
         states.stride(0),
         0 if added is None else added.stride(0),
+        0 if other is None else other.stride(0),
         scales.stride(1),
         multiplier,
+        states if factor is None else factor,
         0.0 if after is None else after.eps,
         0.0 if following is None else following.eps,
         N=width,
         BLOCK=block,
         ADD=added is not None,
+        OTHER=other is not None,
         SCALED=multiplier != 1.0,
-        AFTER=after is not None,
-        NEXT=following is not None,
-        OFFSET=norm is not None and norm.offset,
-        WIDE=norm is not None and norm.wide,
+        FACTOR=factor is not None,
+        AFTER=norm_kind(after),
+        NEXT=norm_kind(following),
         GROUP=group,
         num_warps=warps_for(block),
         enable_fp_fusion=False,

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from radixkv_kernels.kv_cache import PagedKV
-from radixkv_kernels.norm_rotary import Rotation
-from radixkv_kernels.triton.residual_norm import rms_factor, weighted
+from radixkv_kernels.kv_cache import KVSpec, PagedKV
+from radixkv_kernels.norm_rotary import Norm, Rotation, Turn
+from radixkv_kernels.triton.residual_norm import CENTERED, WEIGHTED, norm_kind, rms_factor, weighted
 from radixkv_kernels.triton.write import cache_pointers, cache_shape, quantized, row_scale, store_rows
 
 #: Query heads of a program.
@@ -24,95 +24,144 @@ QUERY_HEADS = 8
 
 
 @triton.jit
-def _load(pointer, at, column, valid, END: tl.constexpr):
-    """float32 [heads, columns] from `at[head] + column`, for columns below END."""
-    mask = valid[:, None] & (column < END)[None, :]
+def _load(pointer, at, column, inside, valid):
+    """float32 [heads, columns] from `at[head] + column`."""
+    mask = valid[:, None] & inside[None, :]
     return tl.load(pointer + at[:, None] + column[None, :], mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store(pointer, at, column, valid, x, END: tl.constexpr):
-    tl.store(pointer + at[:, None] + column[None, :], x, mask=valid[:, None] & (column < END)[None, :])
+def _store(pointer, at, column, inside, valid, x):
+    tl.store(pointer + at[:, None] + column[None, :], x, mask=valid[:, None] & inside[None, :])
 
 
 @triton.jit
-def _weighted_part(x, factor, weight_ptr, column, END: tl.constexpr, OFFSET: tl.constexpr,
-                   WIDE: tl.constexpr, DTYPE: tl.constexpr):  # fmt: skip
-    weight = tl.load(weight_ptr + column, mask=column < END, other=0.0)[None, :]
-    return weighted(x, factor, weight, OFFSET, WIDE, DTYPE).to(tl.float32)
+def turned_pair(x, y, cosine, sine, ROUNDED: tl.constexpr, DTYPE: tl.constexpr):
+    """float32 pairs, turned, rounded to DTYPE; ROUNDED: products are rounded before they are added."""
+    if ROUNDED:
+        first = (x * cosine).to(DTYPE).to(tl.float32) - (y * sine).to(DTYPE).to(tl.float32)
+        second = (y * cosine).to(DTYPE).to(tl.float32) + (x * sine).to(DTYPE).to(tl.float32)
+    else:
+        first = x * cosine - y * sine
+        second = y * cosine + x * sine
+    return first.to(DTYPE).to(tl.float32), second.to(DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _weighted_part(x, factor, weight_ptr, weight_at, column, inside, KIND: tl.constexpr, DTYPE: tl.constexpr):
+    weight = 0.0
+    if WEIGHTED & KIND:
+        weight = tl.load(
+            weight_ptr + weight_at[:, None] + column[None, :],
+            mask=(weight_at >= 0)[:, None] & inside[None, :], other=0.0,
+        )  # fmt: skip
+    return weighted(x, factor, weight, KIND, DTYPE).to(tl.float32)
+
+
+@triton.jit
+def _row_factor(row_ptr, eps, WIDTH: tl.constexpr):
+    """The factor of a norm over WIDTH elements in a row."""
+    column = tl.arange(0, 512)
+    sums = tl.zeros((512,), tl.float32)
+    for start in range(0, WIDTH, 512):
+        x = tl.load(row_ptr + start + column, mask=start + column < WIDTH, other=0.0).to(tl.float32)
+        sums += x * x
+    return rms_factor(tl.sum(sums, 0), eps, WIDTH)
 
 
 @triton.jit
 def _turned(
-    merged_ptr, at, valid, token, cosines_ptr, sines_ptr, rotation_stride, weight_ptr, eps,
-    D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr,
-    NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, DTYPE: tl.constexpr,
+    merged_ptr, at, valid, row_factor, token, cosines_ptr, sines_ptr, rotation_stride, weight_ptr, weight_at,
+    eps, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr,
+    PAIRS: tl.constexpr, ROUNDED: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
-    """Heads at `at` [heads], normed and rotated, as float32: elements [0, R / 2), [R / 2, R) and [R, D)."""
+    """Heads at `at` [heads], normed and rotated, as float32: first and second elements of the R / 2 pairs,
+    and elements [R, D). WHOLE: `row_factor` is the norm's."""
     HALF: tl.constexpr = R // 2
-    column = tl.arange(0, RP)
+    pair = tl.arange(0, RP)
+    turns = pair < HALF
+    column = pair * 2 if PAIRS > 0 else pair
+    second = column + 1 if PAIRS > 0 else column + HALF
     rest = R + tl.arange(0, SP)
-    x = _load(merged_ptr, at, column, valid, HALF)
-    y = _load(merged_ptr, at + HALF, column, valid, HALF)
-    z = _load(merged_ptr, at, rest, valid, D)
-    if NORM:
-        factor = rms_factor(tl.sum(x * x, 1) + tl.sum(y * y, 1) + tl.sum(z * z, 1), eps, D)[:, None]
-        x = _weighted_part(x, factor, weight_ptr, column, HALF, OFFSET, WIDE, DTYPE)
-        y = _weighted_part(y, factor, weight_ptr + HALF, column, HALF, OFFSET, WIDE, DTYPE)
-        z = _weighted_part(z, factor, weight_ptr, rest, D, OFFSET, WIDE, DTYPE)
-    angle = token * rotation_stride + column
-    cosine = tl.load(cosines_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-    sine = tl.load(sines_ptr + angle, mask=column < HALF, other=0.0).to(tl.float32)[None, :]
-    # Products are rounded before they are added, as operators round them.
-    first = (x * cosine).to(DTYPE).to(tl.float32) - (y * sine).to(DTYPE).to(tl.float32)
-    second = (y * cosine).to(DTYPE).to(tl.float32) + (x * sine).to(DTYPE).to(tl.float32)
-    return first.to(DTYPE).to(tl.float32), second.to(DTYPE).to(tl.float32), z
+    rests = rest < D
+    x = _load(merged_ptr, at, column, turns, valid)
+    y = _load(merged_ptr, at, second, turns, valid)
+    z = _load(merged_ptr, at, rest, rests, valid)
+    if KIND:
+        if CENTERED & KIND:
+            mean = ((tl.sum(x, 1) + tl.sum(y, 1) + tl.sum(z, 1)) / D)[:, None]
+            x = tl.where(turns[None, :], x - mean, 0.0)
+            y = tl.where(turns[None, :], y - mean, 0.0)
+            z = tl.where(rests[None, :], z - mean, 0.0)
+        if WHOLE:
+            factor = row_factor
+        else:
+            factor = rms_factor(tl.sum(x * x, 1) + tl.sum(y * y, 1) + tl.sum(z * z, 1), eps, D)[:, None]
+        weight_at = tl.where(valid, weight_at, -1)
+        x = _weighted_part(x, factor, weight_ptr, weight_at, column, turns, KIND, DTYPE)
+        y = _weighted_part(y, factor, weight_ptr, weight_at, second, turns, KIND, DTYPE)
+        z = _weighted_part(z, factor, weight_ptr, weight_at, rest, rests, KIND, DTYPE)
+    angle = token * rotation_stride + pair * STEP
+    cosine = tl.load(cosines_ptr + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    sine = tl.load(sines_ptr + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
+    x, y = turned_pair(x, y, cosine, sine, ROUNDED, DTYPE)
+    return x, y, z
 
 
 @triton.jit
 def _store_head(
-    pointer, at, valid, x, y, z, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr
+    pointer, at, valid, x, y, z, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):  # fmt: skip
     """Store the result of `_turned` at `at` [heads], in the type stored there."""
     dtype: tl.constexpr = pointer.dtype.element_ty
-    column = tl.arange(0, RP)
-    _store(pointer, at, column, valid, x.to(dtype), R // 2)
-    _store(pointer, at + R // 2, column, valid, y.to(dtype), R // 2)
+    pair = tl.arange(0, RP)
+    turns = pair < R // 2
+    column = pair * 2 if PAIRS == 1 else pair
+    _store(pointer, at, column, turns, valid, x.to(dtype))
+    _store(pointer, at, column + 1 if PAIRS == 1 else column + R // 2, turns, valid, y.to(dtype))
     if R < D:
-        _store(pointer, at, R + tl.arange(0, SP), valid, z.to(dtype), D)
+        rest = R + tl.arange(0, SP)
+        _store(pointer, at, rest, rest < D, valid, z.to(dtype))
 
 
 @triton.jit
 def _store_key(
-    data_ptr, scale_ptr, row, valid, x, y, z, limit,
-    D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr, KIND: tl.constexpr,
+    data_ptr, scale_ptr, row, valid, x, y, z, limit, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr,
+    SP: tl.constexpr, PAIRS: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
     """Store the result of `_turned` in rows of the cache, quantised where the cache is."""
-    if KIND > 0:
+    if STORED > 0:
         dtype: tl.constexpr = data_ptr.dtype.element_ty
         largest = tl.maximum(tl.max(tl.abs(x), 1), tl.max(tl.abs(y), 1))
         scale = row_scale(tl.maximum(largest, tl.max(tl.abs(z), 1)), limit)
         tl.store(scale_ptr + row, scale, mask=valid)
         _store_head(
-            data_ptr, row * D, valid, quantized(x, scale, limit, KIND, dtype),
-            quantized(y, scale, limit, KIND, dtype), quantized(z, scale, limit, KIND, dtype), D, R, RP, SP,
+            data_ptr, row * D, valid, quantized(x, scale, limit, STORED, dtype),
+            quantized(y, scale, limit, STORED, dtype), quantized(z, scale, limit, STORED, dtype), D, R, RP,
+            SP, PAIRS,
         )  # fmt: skip
     else:
-        _store_head(data_ptr, row * D, valid, x, y, z, D, R, RP, SP)
+        _store_head(data_ptr, row * D, valid, x, y, z, D, R, RP, SP, PAIRS)
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_entries"])
 def rotate_write_kernel(
-    merged_ptr, query_ptr, cosines_ptr, sines_ptr, query_weight_ptr, key_weight_ptr, key_data_ptr,
-    value_data_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, rows_ptr, num_tokens, num_entries,
-    merged_stride, rotation_stride, query_eps, key_eps, num_slots, limit,
-    HQ: tl.constexpr, BQ: tl.constexpr, HKV: tl.constexpr, HP: tl.constexpr, D: tl.constexpr,
-    DP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr, QUERY_NORM: tl.constexpr,
-    KEY_NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr,
-    HAS_ROWS: tl.constexpr,
+    merged_ptr, query_ptr, cosines_ptr, sines_ptr, query_weight_ptr, key_weight_ptr, value_weight_ptr,
+    key_data_ptr, value_data_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, rows_ptr, num_tokens,
+    num_entries, merged_stride, rotation_stride, query_eps, key_eps, value_eps, query_weight_stride,
+    key_weight_stride, num_slots, limit,
+    HQ: tl.constexpr, BQ: tl.constexpr, QD: tl.constexpr, HKV: tl.constexpr, HP: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr,
+    STEP: tl.constexpr, PAIRS: tl.constexpr, ROUNDED: tl.constexpr, QUERY_NORM: tl.constexpr,
+    KEY_NORM: tl.constexpr, VALUE_NORM: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr,
+    KIND: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (max(tokens, entries), ceil(HQ / BQ) + 1): BQ query heads of a token each; last, an entry's keys
-    and values. RP and SP: R / 2 and D - R, padded. KIND and the rest: as in `write_kernel`."""
+    and values. QD: elements from a query to the next. RP and SP: R / 2 and D - R, padded. STEP: elements from
+    an angle to the next. PAIRS: a `Pairs`. QUERY_NORM and so on: kinds of norms, WHOLE: those of queries and
+    keys are over all heads. SHARED: values lie where keys do. KIND and the rest: as in `write_kernel`."""
     dtype: tl.constexpr = merged_ptr.dtype.element_ty
     index = tl.program_id(0)
     part = tl.program_id(1)
@@ -121,11 +170,15 @@ def rotate_write_kernel(
         if index < num_tokens:
             token = index.to(tl.int64)
             head = part * BQ + tl.arange(0, BQ)
+            row_factor = 1.0
+            if WHOLE:
+                row_factor = _row_factor(merged_ptr + token * merged_stride, query_eps, HQ * D)
             x, y, z = _turned(
-                merged_ptr, token * merged_stride + head * D, head < HQ, token, cosines_ptr, sines_ptr,
-                rotation_stride, query_weight_ptr, query_eps, D, R, RP, SP, QUERY_NORM, OFFSET, WIDE, dtype,
+                merged_ptr, token * merged_stride + head * QD, head < HQ, row_factor, token, cosines_ptr,
+                sines_ptr, rotation_stride, query_weight_ptr, head * query_weight_stride, query_eps, D, R,
+                RP, SP, STEP, PAIRS, ROUNDED, QUERY_NORM, WHOLE, dtype,
             )  # fmt: skip
-            _store_head(query_ptr, (token * HQ + head) * D, head < HQ, x, y, z, D, R, RP, SP)
+            _store_head(query_ptr, (token * HQ + head) * D, head < HQ, x, y, z, D, R, RP, SP, PAIRS)
     elif index < num_entries:
         slot = tl.load(slots_ptr + index)
         if slot >= 0:
@@ -133,24 +186,49 @@ def rotate_write_kernel(
             if HAS_ROWS:
                 source = tl.load(rows_ptr + index)
             stored_head = tl.arange(0, HP)
+            keys_ptr = merged_ptr + HQ * QD
+            key_factor = 1.0
+            if WHOLE:
+                key_factor = _row_factor(keys_ptr + source * merged_stride, key_eps, HKV * D)
             first, second, third = _turned(
-                merged_ptr, source * merged_stride + (HQ + stored_head) * D, stored_head < HKV, source,
-                cosines_ptr, sines_ptr, rotation_stride, key_weight_ptr, key_eps, D, R, RP, SP, KEY_NORM,
-                OFFSET, WIDE, dtype,
+                keys_ptr, source * merged_stride + stored_head * D, stored_head < HKV, key_factor, source,
+                cosines_ptr, sines_ptr, rotation_stride, key_weight_ptr, stored_head * key_weight_stride,
+                key_eps, D, R, RP, SP, STEP, PAIRS, ROUNDED, KEY_NORM, WHOLE, dtype,
             )  # fmt: skip
             _store_key(
                 key_data_ptr, key_scale_ptr, stored_head.to(tl.int64) * num_slots + slot, stored_head < HKV,
-                first, second, third, limit, D, R, RP, SP, KIND,
+                first, second, third, limit, D, R, RP, SP, PAIRS, KIND,
             )  # fmt: skip
-            store_rows(
-                merged_ptr + (HQ + HKV) * D, value_data_ptr, value_scale_ptr, source, slot, merged_stride, D,
-                num_slots, limit, HKV, HP, D, DP, KIND,
-            )  # fmt: skip
+            values_ptr = keys_ptr if SHARED else keys_ptr + HKV * D
+            if VALUE_NORM:
+                column = tl.arange(0, DP)
+                wide = _load(
+                    values_ptr, source * merged_stride + stored_head * D, column, column < D,
+                    stored_head < HKV,
+                )  # fmt: skip
+                factor = rms_factor(tl.sum(wide * wide, 1), value_eps, D)[:, None]
+                wide = _weighted_part(
+                    wide, factor, value_weight_ptr, stored_head * 0, column, column < D, VALUE_NORM, dtype
+                )  # fmt: skip
+                value_row = stored_head.to(tl.int64) * num_slots + slot
+                stored: tl.constexpr = value_data_ptr.dtype.element_ty
+                if KIND > 0:
+                    scale = row_scale(tl.max(tl.abs(wide), 1), limit)
+                    tl.store(value_scale_ptr + value_row, scale, mask=stored_head < HKV)
+                    wide = quantized(wide, scale, limit, KIND, stored)
+                _store(
+                    value_data_ptr, value_row * D, column, column < D, stored_head < HKV, wide.to(stored)
+                )  # fmt: skip
+            else:
+                store_rows(
+                    values_ptr, value_data_ptr, value_scale_ptr, source, slot, merged_stride, D, num_slots,
+                    limit, HKV, HP, D, DP, KIND,
+                )  # fmt: skip
 
 
 def rotation_warps(num_kv_heads: int, turned: int) -> int:
     """Warps of a program: few, so that a thread has 16 bytes of a row to load, and no more than registers
-    hold."""
+    hold. `turned`: elements of a head that turn, or that don't, if those are more."""
     return 2 if triton.next_power_of_2(num_kv_heads) * triton.next_power_of_2(turned) <= 1024 else 4
 
 
@@ -168,15 +246,11 @@ def rotate_and_write_rows(
     Raises:
         ValueError: a layout that the kernel does not read.
     """
-    tokens, spec = len(merged), kv.spec
-    if merged.stride(1) != 1 or rotation.cosines.stride() != rotation.sines.stride():
-        raise ValueError("rows of queries, keys, values, cosines and sines must be contiguous and laid alike")
-    norms = (rotation.query_norm, rotation.key_norm)
-    kinds = {(norm.offset, norm.wide) for norm in norms if norm is not None}
-    if len(kinds) > 1:
-        raise ValueError("the norms of queries and keys must be of one kind")
-    offset, wide = next(iter(kinds), (False, False))
-    turned = rotation.cosines.shape[1]
+    tokens, spec, turn = len(merged), kv.spec, rotation.turn
+    norms = (rotation.query_norm, rotation.key_norm, rotation.value_norm)
+    check_rows(merged, turn)
+    check_norms(rotation, num_query_heads, spec)
+    whole = is_over_all(rotation.query_norm, spec.head_size)
     heads = min(QUERY_HEADS, triton.next_power_of_2(num_query_heads))
     entries = slots.numel()
     query = merged.new_empty(tokens, num_query_heads, spec.head_size)
@@ -184,29 +258,67 @@ def rotate_and_write_rows(
         rotate_write_kernel[(max(tokens, entries), -(-num_query_heads // heads) + 1)](
             merged,
             query,
-            rotation.cosines,
-            rotation.sines,
-            *(merged if norm is None else norm.weight for norm in norms),
+            turn.cosines,
+            turn.sines,
+            *(merged if norm is None or norm.weight is None else norm.weight for norm in norms),
             *cache_pointers(kv, layer),
             slots,
             slots if rows is None else rows,
             tokens,
             entries,
             merged.stride(0),
-            rotation.cosines.stride(0),
+            turn.cosines.stride(0),
             *(0.0 if norm is None else norm.eps for norm in norms),
+            *(_weight_stride(norm, spec.head_size) for norm in norms[:2]),
             **cache_shape(spec),
             HQ=num_query_heads,
             BQ=heads,
-            R=turned,
-            RP=triton.next_power_of_2(turned // 2),
-            SP=triton.next_power_of_2(max(1, spec.head_size - turned)),
-            QUERY_NORM=norms[0] is not None,
-            KEY_NORM=norms[1] is not None,
-            OFFSET=offset,
-            WIDE=wide,
+            QD=spec.head_size * (1 + rotation.gated),
+            R=turn.size,
+            RP=triton.next_power_of_2(max(1, turn.size // 2)),
+            SP=triton.next_power_of_2(max(1, spec.head_size - turn.size)),
+            STEP=turn.cosines.stride(1),
+            PAIRS=turn.pairs.value,
+            ROUNDED=not turn.wide,
+            QUERY_NORM=norm_kind(norms[0]),
+            KEY_NORM=norm_kind(norms[1]),
+            VALUE_NORM=norm_kind(norms[2]),
+            WHOLE=whole,
+            SHARED=rotation.shared,
             HAS_ROWS=rows is not None,
-            num_warps=rotation_warps(spec.num_kv_heads, turned),
+            num_warps=rotation_warps(spec.num_kv_heads, max(turn.size, spec.head_size - turn.size)),
             enable_fp_fusion=False,
         )
     return query
+
+
+def is_over_all(norm: Norm | None, size: int) -> bool:
+    """Return True for a norm over all heads of this size."""
+    return norm is not None and norm.weight is not None and norm.weight.dim() == 1 and len(norm.weight) > size
+
+
+def check_rows(merged: torch.Tensor, turn: Turn) -> None:
+    """Raise ValueError for rows or angles in a layout that the kernels don't read."""
+    if merged.stride(1) != 1 or turn.cosines.stride() != turn.sines.stride():
+        raise ValueError("rows of queries, keys and values must be contiguous, cosines and sines laid alike")
+
+
+def check_norms(rotation: Rotation, num_query_heads: int, spec: KVSpec) -> None:
+    """Raise ValueError for norms that the kernel does not compute."""
+    query, key, value = rotation.query_norm, rotation.key_norm, rotation.value_norm
+    over_all = is_over_all(query, spec.head_size)
+    if any(norm is not None and norm.bias is not None for norm in (query, key, value)):
+        raise ValueError("norms of heads have no biases")
+    if over_all and (rotation.gated or key is None or (query is not None and query.centered)):
+        raise ValueError("norms over all heads are of queries and keys both, without gates and means")
+    if over_all and not is_over_all(key, spec.head_size) and spec.num_kv_heads > 1:
+        raise ValueError("the norms of queries and keys must both be over all heads, or both over each")
+    if value is not None and value.centered:
+        raise ValueError("norms of values have no means")
+
+
+def _weight_stride(norm: Norm | None, size: int) -> int:
+    """Elements of a norm's weight from one head's to the next one's."""
+    if norm is None or norm.weight is None or norm.weight.numel() == size:
+        return 0
+    return size

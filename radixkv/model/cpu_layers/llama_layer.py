@@ -70,7 +70,8 @@ class LlamaLayer(nn.Module):
         self.num_kv_heads = attention.num_kv_heads
         assert parts.gated is not None
         # Plain tuples: looking a submodule up costs as much as the norm of a row.
-        self.norms = tuple((norm.weight, norm.eps) for norm in (parts.before_attention, parts.before_mlp))
+        norms: Any = (parts.before_attention, parts.before_mlp)  # a Llama layer has both
+        self.norms = tuple((norm.weight, norm.eps) for norm in norms)
         self.joined = (attention.joined, parts.gated.joined)
 
     def forward(

@@ -127,7 +127,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
             architecture,
             f"some of its layers are of the kind {', '.join(sorted(kinds))}, not attention",
         )
-    limit = _position_limit(text_config, max_model_len)
+    limit = position_limit(text_config, max_model_len)
     chosen = getattr(text_config, "index_topk", None)
     if "indexed_attention" not in (getattr(text_config, "layer_types", None) or ()) or not chosen:
         return limit
@@ -140,7 +140,7 @@ def check_config(name: str, config: Any, max_model_len: int | None) -> int:
     return min(limit, int(chosen))
 
 
-def _position_limit(config: Any, max_model_len: int | None) -> int:
+def position_limit(config: Any, max_model_len: int | None) -> int:
     """Return the most tokens a model is made for; where its frequencies would depend on the length, and the
     user's limit is within its original one, that."""
     limit = getattr(config, "max_position_embeddings", None)

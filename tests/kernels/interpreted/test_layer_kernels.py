@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from nightly import by_day
 
-from radixkv_kernels import KVSpec, Norm, PagedKV, Rotation, make_backend
+from radixkv_kernels import KVSpec, Norm, PagedKV, Pairs, Rotation, Turn, make_backend
 from radixkv_kernels.interface import AttentionBackend
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
@@ -18,11 +18,19 @@ from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, no
 DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)]
 #: Largest error against float64, relative to the largest result.
 ERRORS = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
-KINDS = {"llama": {}, "gemma": {"offset": True, "wide": True}, "olmo": {"wide": True}}
+KINDS = {
+    "llama": {},
+    "gemma": {"offset": True, "wide": True},
+    "olmo": {"wide": True},
+    "cohere": {"wide": True, "centered": True},
+}
 
 
 def exact_norm(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     x = x.double()
+    if norm.centered:
+        x = x - x.mean(-1, keepdim=True)
+    assert norm.weight is not None
     return x / (x.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.weight.double() + norm.offset)
 
 
@@ -108,11 +116,11 @@ def backend_and_caches(
 
 
 def rotation_of(tokens: int, turned: int, head_size: int, dtype: torch.dtype, kind: str | None) -> Rotation:
-    angles = torch.randn(tokens, turned // 2).repeat(1, 2)
+    angles = torch.randn(tokens, turned // 2)
     norms = [None, None]
     if kind is not None:
         norms = [Norm(torch.randn(head_size).to(dtype), 1e-5, **KINDS[kind]) for _ in range(2)]
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), *norms)
+    return Rotation(Turn(angles.cos().to(dtype), angles.sin().to(dtype), turned), *norms)
 
 
 #: Slots of entries and the rows that they take: fewer entries than rows, and rows taken twice or not at all.
@@ -163,7 +171,7 @@ def test_heads_are_normed_before_they_turn(dtype: torch.dtype, turned: int, kind
     heads = merged.view(3, 10, 32)
     stored = kv.key[0].flatten(1, 2)[:, slots].transpose(0, 1)
     half = turned // 2
-    cosines, sines = rotation.cosines.double()[:, None, :half], rotation.sines.double()[:, None, :half]
+    cosines, sines = (each.double()[:, None, :half] for each in (rotation.turn.cosines, rotation.turn.sines))
     for got, given, norm in (
         (query, heads[:, :6], rotation.query_norm),
         (stored, heads[:, 6:8], rotation.key_norm),
@@ -173,5 +181,68 @@ def test_heads_are_normed_before_they_turn(dtype: torch.dtype, turned: int, kind
         first, second = x[..., :half], x[..., half:turned]
         turned_parts = [first * cosines - second * sines, second * cosines + first * sines, x[..., turned:]]
         assert_near(got, torch.cat(turned_parts, -1), 2.0)
-        torch.testing.assert_close(got, rotation.apply(given, norm))
+        torch.testing.assert_close(got, rotation.turn.apply(norm.apply(given)))
     assert torch.equal(kv.value[0].flatten(1, 2)[:, slots].transpose(0, 1), heads[:, 8:])
+
+
+#: How a row of the product differs from a plain one, heads of 16 and 4:2 of them.
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "neighbours": {"pairs": Pairs.NEIGHBOURS, "wide": True},
+    "gathered": {"pairs": Pairs.GATHERED},
+    "complex": {"pairs": Pairs.NEIGHBOURS, "step": 2},
+    "nothing turns": {"turned": 0, "query_norm": (16,), "key_norm": (16,)},
+    "gated": {"gated": True, "query_norm": (16,), "key_norm": (16,), "turned": 4},
+    "over all heads": {"query_norm": (64,), "key_norm": (32,)},
+    "a weight a head": {"query_norm": (4, 16), "key_norm": (2, 16), "centered": True},
+    "values are keys": {"shared": True, "key_norm": (16,), "value_norm": None},
+    "values normed": {"value_norm": (16,)},
+}
+
+
+@pytest.mark.parametrize("quantization", by_day([None, "int8"], None))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None) -> None:
+    """What torch's operators make of them, to the order of a norm's sum."""
+    torch.manual_seed(6)
+    options = dict(LAYOUTS[name])
+    step, turned = options.pop("step", 1), options.pop("turned", 16)
+    centered = options.pop("centered", False)
+    angles = torch.randn(5, 8 * step)[:, ::step]
+    turn = Turn(
+        *(each.to(dtype)[:, ::step] for each in (angles.cos().repeat_interleave(step, 1),
+                                                 angles.sin().repeat_interleave(step, 1))),
+        turned, options.pop("pairs", Pairs.HALVES), options.pop("wide", False),
+    )  # fmt: skip
+    for key in ("query_norm", "key_norm", "value_norm"):
+        if key in options:
+            shape = options[key]
+            weight = None if shape is None else torch.randn(shape).to(dtype)
+            options[key] = Norm(weight, 1e-6, wide=True, centered=centered)
+    backend, kv, plain = backend_and_caches((4, 2), 16, dtype, quantization)
+    rotation = Rotation(turn, **options)
+    merged = torch.randn(5, rotation.width(4, 2, 16)).to(dtype)
+    slots = torch.tensor([3, 9, -1, 40, 63])
+    query = backend.rotate_and_write(kv, 1, merged, rotation, slots)
+    wanted = AttentionBackend.rotate_and_write(backend, plain, 1, merged, rotation, slots)
+    torch.testing.assert_close(query, wanted)
+    for got, one in zip(kv.tensors(), plain.tensors(), strict=True):
+        limit = {"atol": 1.0, "rtol": 0.0} if got.dtype == torch.int8 else {}
+        torch.testing.assert_close(got, one, **limit)
+    own = Turn(turn.cosines[3:4], turn.sines[3:4], turned, turn.pairs, turn.wide)
+    alone = backend.rotate_and_write(kv, 0, merged[3:4].clone(), Rotation(own, **options), slots[3:4])
+    assert torch.equal(alone[0], query[3])
+
+
+def test_two_branches_a_factor_and_a_bias() -> None:
+    torch.manual_seed(7)
+    states, added, other = torch.randn(3, 4, 80)
+    whole, factor = states.clone(), torch.tensor([0.75])
+    add_rows(whole, added, other=other, factor=factor)
+    assert torch.equal(whole, (states + added + other) * factor)
+    norm = Norm(torch.randn(80), 1e-5, wide=True, centered=True, bias=torch.randn(80))
+    wanted = F.layer_norm(states, (80,), norm.weight, norm.bias, 1e-5)
+    torch.testing.assert_close(norm_rows(states, norm), wanted)
+    after = Norm(None, 1e-5)
+    got = add_and_norm_rows(states.clone(), added, norm, after=after)
+    torch.testing.assert_close(got, norm.apply(states + after.apply(added)))
