@@ -14,8 +14,8 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -255,6 +255,10 @@ class AttentionParts:
     gated: bool = False
     shared: bool = False
 
+    def without_products(self) -> AttentionParts:
+        """The same for what has its own products, so that the memory of these can be given back."""
+        return replace(self, merged=(), output=cast(Any, None), joined=None)
+
 
 @dataclass(frozen=True)
 class GatedParts:
@@ -269,6 +273,10 @@ class GatedParts:
     joined: JoinedOverRanks | None
     activation: str
     names: tuple[str, ...]
+
+    def without_products(self) -> GatedParts:
+        """See `AttentionParts.without_products`."""
+        return replace(self, gate_up=(), down=cast(Any, None), joined=None)
 
 
 @dataclass(frozen=True)

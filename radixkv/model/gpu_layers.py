@@ -106,10 +106,10 @@ class FusedGpuLayer(nn.Module):
 
     def __init__(self, parts: DecoderParts) -> None:
         super().__init__()
-        self.attention = parts.attention
+        self.attention = parts.attention.without_products()
         self.merged: nn.Module = merged_linear(parts.attention.merged)
         self.output: nn.Module = parts.attention.output
-        self.gated = parts.gated
+        self.gated = None if parts.gated is None else parts.gated.without_products()
         if parts.gated is None:
             self.add_module(parts.names[1], parts.mlp)
         else:
@@ -212,7 +212,7 @@ class FusedNorm(nn.Module):
         self.norm = norm
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> torch.Tensor | None:
         """The norm's: some layers convert their input to its dtype."""
         return self.norm.weight
 

@@ -163,7 +163,7 @@ class FusedGated(nn.Module):
 
     def __init__(self, parts: GatedParts) -> None:
         super().__init__()
-        self.parts = parts
+        self.parts = parts.without_products()
         self.gate_up: nn.Module = merged_linear(parts.gate_up)
         self.down: nn.Module = parts.down
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.decoder_layers import find_norm
-from radixkv.model.gpu_experts import GpuRouter
+from radixkv.model.gpu_experts import GpuExperts, GpuRouter
 from radixkv.model.gpu_layers import FusedGpuLayer, FusedNorm, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.runner import ModelRunner, StepLimits
@@ -435,6 +437,38 @@ def test_a_layer_that_computes_something_else_stays(tmp_path: Path) -> None:
     layer.forward = forward
     assert fuse_layers(model) == 1
     assert model.model.layers[1] is layer
+
+
+def test_a_model_that_cannot_be_traced_keeps_its_layers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And says so; its routed experts are replaced all the same."""
+    model = load(save_tiny_model(tmp_path, "phimoe", num_hidden_layers=2)).model
+    layers = list(model.model.layers)
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("no such input")
+
+    hook = model.register_forward_pre_hook(refuse)
+    assert fuse_layers(model) == 0
+    hook.remove()
+    assert list(model.model.layers) == layers
+    assert "not fused: tracing them failed (ValueError: no such input)" in caplog.text
+    assert any(isinstance(module, GpuExperts) for module in model.modules())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "olmo2"])
+def test_weights_that_were_merged_are_given_back(family: str, tmp_path: Path) -> None:
+    """By whichever way a layer was described."""
+    model = load(save_tiny_model(tmp_path, family, num_hidden_layers=2)).model
+    products = [
+        weakref.ref(module)
+        for name, module in model.model.layers.named_modules()
+        if name.endswith(("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"))
+    ]
+    assert fuse_layers(model) == 2
+    gc.collect()
+    assert [each() for each in products] == [None] * 10
 
 
 def test_queries_scaled_from_some_position_on_are_noticed(tmp_path: Path) -> None:
