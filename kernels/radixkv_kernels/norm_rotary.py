@@ -59,7 +59,7 @@ class Pairs(Enum):
 
 
 @dataclass(frozen=True)
-class Turn:
+class RotaryTurn:
     """A rotary embedding of T tokens: the first `size` elements of what is turned, in pairs.
 
     Attributes:
@@ -113,7 +113,7 @@ class Rotation:
         shared: values are keys, neither normed by `key_norm` nor turned.
     """
 
-    turn: Turn
+    turn: RotaryTurn
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     value_norm: Norm | None = None

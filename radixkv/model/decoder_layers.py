@@ -24,7 +24,7 @@ from radixkv.model.attention_hook import HEAD_MULTIPLE
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
-from radixkv_kernels import Norm, Pairs, Turn
+from radixkv_kernels import Norm, Pairs, RotaryTurn
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Turning:
     """The form of a layer's rotary embedding.
 
     Attributes:
-        pairs, wide: as in `Turn`.
+        pairs, wide: as in `RotaryTurn`.
         step: columns from one pair's angle to the next one's.
         is_half: cosines and sines are those of one half of what turns, for both.
         is_none: nothing turns.
@@ -206,21 +206,21 @@ class Turning:
     is_half: bool = False
     is_none: bool = False
 
-    def turn(self, angles: Any, rows: torch.Tensor, size: int) -> Turn:
-        """The `Turn` of a step.
+    def turn(self, angles: Any, rows: torch.Tensor, size: int) -> RotaryTurn:
+        """The `RotaryTurn` of a step.
 
         Args:
             angles: what transformers hands to a layer: cosines and sines [1, T, R], or one complex tensor.
             rows: [T, ..]; size: of a head.
         """
         if self.is_none:
-            return Turn(rows[:, :1], rows[:, :1], 0)
+            return RotaryTurn(rows[:, :1], rows[:, :1], 0)
         if isinstance(angles, torch.Tensor):
             cosines, sines = torch.view_as_real(angles[0]).unbind(-1)
-            return Turn(cosines, sines, 2 * cosines.shape[1], self.pairs, self.wide)
+            return RotaryTurn(cosines, sines, 2 * cosines.shape[1], self.pairs, self.wide)
         cosines, sines = (each[0, :, :: self.step] for each in angles)
         turned = cosines.shape[1] * (2 if self.is_half else self.step)
-        return Turn(cosines, sines, min(size, turned), self.pairs, self.wide)
+        return RotaryTurn(cosines, sines, min(size, turned), self.pairs, self.wide)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ _QUERY_NORMS, _KEY_NORMS = (
 
 
 @dataclass
-class _Call:
+class _ModuleCall:
     """A call of a module: its first tensor, and its result or the first of its results."""
 
     name: str
@@ -76,7 +76,7 @@ class LayerTrace:
     keywords: dict[str, Any]
     given: Tensor
     positions: Tensor
-    calls: list[_Call] = field(default_factory=list)
+    calls: list[_ModuleCall] = field(default_factory=list)
     attended: dict[str, Any] | None = None
     result: Tensor | None = None
     shares_keys: bool = False
@@ -138,7 +138,7 @@ def _watched(model: Any, step: _RecordingStep, traces: dict[nn.Module, LayerTrac
         def hook(module: nn.Module, arguments: Any, keywords: Any, result: Any) -> None:
             given, out = _first_tensor(arguments, keywords), _first(result)
             if step.trace is not None and given is not None and out is not None:
-                step.trace.calls.append(_Call(name, module, given, out))
+                step.trace.calls.append(_ModuleCall(name, module, given, out))
 
         return hook
 
@@ -181,8 +181,8 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
     layer: Any = trace.layer
     direct = [call for call in trace.calls if "." not in call.name]
     dtype = trace.given.dtype
-    norms: list[tuple[_Call, Norm]] = []
-    blocks: list[_Call] = []
+    norms: list[tuple[_ModuleCall, Norm]] = []
+    blocks: list[_ModuleCall] = []
     for call in direct:
         norm = find_norm(call.module, dtype, any_layer_norm=True)
         if norm is not None:
@@ -192,7 +192,7 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
     if trace.shares_keys or len(blocks) not in (2, 4) or trace.attended is None:
         return None
     attention, mlp = blocks[:2]
-    used: list[_Call] = []
+    used: list[_ModuleCall] = []
 
     def giving(tensor: Tensor) -> tuple[Norm | None, Tensor]:
         """The norm whose result a tensor is, and what it was given."""
@@ -244,7 +244,7 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
     )
 
 
-def _describe_per_layer(layer: Any, blocks: list[_Call]) -> PerLayerParts | None:
+def _describe_per_layer(layer: Any, blocks: list[_ModuleCall]) -> PerLayerParts | None:
     gate: Any = getattr(layer, "per_layer_input_gate", None)
     projection: Any = getattr(layer, "per_layer_projection", None)
     kind = ACTIVATIONS.get(type(getattr(layer, "act_fn", None)).__name__)
@@ -254,7 +254,7 @@ def _describe_per_layer(layer: Any, blocks: list[_Call]) -> PerLayerParts | None
     return None if norm is None else PerLayerParts(gate, layer.act_fn, projection, norm)
 
 
-def _describe_attention(trace: LayerTrace, call: _Call) -> AttentionParts | None:
+def _describe_attention(trace: LayerTrace, call: _ModuleCall) -> AttentionParts | None:
     attention: Any = call.module
     asked = trace.attended
     assert asked is not None
@@ -320,7 +320,7 @@ def _describe_attention(trace: LayerTrace, call: _Call) -> AttentionParts | None
 
 
 def _norm_of_heads(
-    attention: Any, calls: dict[str, _Call], names: tuple[str, ...], dtype: torch.dtype
+    attention: Any, calls: dict[str, _ModuleCall], names: tuple[str, ...], dtype: torch.dtype
 ) -> Norm | None:
     name = next((name for name in names if name in calls), None)
     return None if name is None else find_norm(getattr(attention, name), dtype, any_layer_norm=True)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from radixkv_kernels.kv_cache import KVSpec, PagedKV
-from radixkv_kernels.norm_rotary import Norm, Rotation, Turn
+from radixkv_kernels.norm_rotary import Norm, RotaryTurn, Rotation
 from radixkv_kernels.triton.residual_norm import CENTERED, WEIGHTED, norm_kind, rms_factor, weighted
 from radixkv_kernels.triton.write import cache_pointers, cache_shape, quantized, row_scale, store_rows
 
@@ -297,7 +297,7 @@ def is_over_all(norm: Norm | None, size: int) -> bool:
     return norm is not None and norm.weight is not None and norm.weight.dim() == 1 and len(norm.weight) > size
 
 
-def check_rows(merged: torch.Tensor, turn: Turn) -> None:
+def check_rows(merged: torch.Tensor, turn: RotaryTurn) -> None:
     """Raise ValueError for rows or angles in a layout that the kernels don't read."""
     if merged.stride(1) != 1 or turn.cosines.stride() != turn.sines.stride():
         raise ValueError("rows of queries, keys and values must be contiguous, cosines and sines laid alike")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from nightly import by_day
 
-from radixkv_kernels import KVSpec, Norm, PagedKV, Pairs, Rotation, Turn, make_backend
+from radixkv_kernels import KVSpec, Norm, PagedKV, Pairs, RotaryTurn, Rotation, make_backend
 from radixkv_kernels.interface import AttentionBackend
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
@@ -120,7 +120,7 @@ def rotation_of(tokens: int, turned: int, head_size: int, dtype: torch.dtype, ki
     norms = [None, None]
     if kind is not None:
         norms = [Norm(torch.randn(head_size).to(dtype), 1e-5, **KINDS[kind]) for _ in range(2)]
-    return Rotation(Turn(angles.cos().to(dtype), angles.sin().to(dtype), turned), *norms)
+    return Rotation(RotaryTurn(angles.cos().to(dtype), angles.sin().to(dtype), turned), *norms)
 
 
 #: Slots of entries and the rows that they take: fewer entries than rows, and rows taken twice or not at all.
@@ -209,7 +209,7 @@ def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None
     step, turned = options.pop("step", 1), options.pop("turned", 16)
     centered = options.pop("centered", False)
     angles = torch.randn(5, 8 * step)[:, ::step]
-    turn = Turn(
+    turn = RotaryTurn(
         *(each.to(dtype)[:, ::step] for each in (angles.cos().repeat_interleave(step, 1),
                                                  angles.sin().repeat_interleave(step, 1))),
         turned, options.pop("pairs", Pairs.HALVES), options.pop("wide", False),
@@ -229,7 +229,7 @@ def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None
     for got, one in zip(kv.tensors(), plain.tensors(), strict=True):
         limit = {"atol": 1.0, "rtol": 0.0} if got.dtype == torch.int8 else {}
         torch.testing.assert_close(got, one, **limit)
-    own = Turn(turn.cosines[3:4], turn.sines[3:4], turned, turn.pairs, turn.wide)
+    own = RotaryTurn(turn.cosines[3:4], turn.sines[3:4], turned, turn.pairs, turn.wide)
     alone = backend.rotate_and_write(kv, 0, merged[3:4].clone(), Rotation(own, **options), slots[3:4])
     assert torch.equal(alone[0], query[3])
 
