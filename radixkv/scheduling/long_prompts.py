@@ -27,8 +27,6 @@ prompts that passed it, and twice the tokens of the longest.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import Match
 from radixkv.scheduling.in_flight_prefixes import InFlightPrefixes
@@ -38,6 +36,7 @@ from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.seams import TierLoads
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.step_plan import MAX_LOGITS_CHUNK
+from radixkv.scheduling.token_budget import TokenBudget
 
 # Steps whose budget a prompt may miss before it counts as long.
 SHORT_STEPS = 2
@@ -49,7 +48,7 @@ class LongPrompts:
     """Decides which long prompts begin.
 
     Args:
-        budget: returns the tokens of a step, which may be lowered.
+        budget: the most tokens of a step.
         threshold: most tokens that a prompt may miss without being long; None: the tokens of two steps.
         max_chunk: most tokens of one prompt in a step; None: there is no cap.
         max_overtake: most later long prompts of its line that begin before a long one.
@@ -63,7 +62,7 @@ class LongPrompts:
         in_flight: InFlightPrefixes,
         policy: AdmissionPolicy,
         *,
-        budget: Callable[[], int],
+        budget: TokenBudget,
         threshold: int | None = None,
         max_chunk: int | None = None,
         max_overtake: int = 128,
@@ -144,7 +143,7 @@ class LongPrompts:
         loads: list[int] = []
         if self._tier_loads is not None:
             loads = [tokens for tokens in self._tier_loads.loads_as_tokens() if self._is_long(tokens)]
-        leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget()
+        leaves_room = not loads and sum(map(self._chunk, rivals)) < self._budget.num_tokens
         lefts = (*loads, *(other.num_to_compute for other in rivals))
         has_turn = leaves_room or all(tokens >= 2 * needed for tokens in lefts)
         if has_turn and not self._displaces_used(request, needed):
@@ -167,11 +166,13 @@ class LongPrompts:
         return any(rank(other) <= own for other in self._running)
 
     def _is_long(self, missing: int) -> bool:
-        return missing > (SHORT_STEPS * self._budget() if self._threshold is None else self._threshold)
+        return missing > (
+            SHORT_STEPS * self._budget.num_tokens if self._threshold is None else self._threshold
+        )
 
     def _chunk(self, request: Sequence) -> int:
         """Return the largest number of tokens that a prompt in progress gets in a step."""
-        cap = self._budget() if self._max_chunk is None else self._max_chunk
+        cap = self._budget.num_tokens if self._max_chunk is None else self._max_chunk
         if request.needs_prompt_logits:
             cap = min(cap, MAX_LOGITS_CHUNK)
         return min(request.num_to_compute, cap)

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from radixkv.cache.keys import NamespaceName
 from radixkv.cache.prefix_cache import PrefixCache
 from radixkv.scheduling.sequence import Sequence
+from radixkv.scheduling.token_budget import TokenBudget
 
 # Share of the time to compute the pool for which an idle prefix counts as in use.
 IN_USE_SHARE = 0.5
@@ -38,11 +39,11 @@ class ReuseGuard:
     Nothing counts as in use before the time of a full step was measured.
 
     Args:
-        budget: returns the tokens of a step, which may be lowered.
+        budget: the most tokens of a step.
         clock: seconds.
     """
 
-    def __init__(self, cache: PrefixCache, *, budget: Callable[[], int], clock: Callable[[], float]) -> None:
+    def __init__(self, cache: PrefixCache, *, budget: TokenBudget, clock: Callable[[], float]) -> None:
         self._cache = cache
         self._budget = budget
         self._clock = clock
@@ -58,7 +59,7 @@ class ReuseGuard:
 
     def computed(self, num_tokens: int, seconds: float) -> None:
         """Record the duration of a step; those at least half full tell the time of a prompt's token."""
-        if 2 * num_tokens >= self._budget() and seconds > 0:
+        if 2 * num_tokens >= self._budget.num_tokens and seconds > 0:
             self._seconds = _DECAY * self._seconds + seconds
             self._tokens = _DECAY * self._tokens + num_tokens
 

@@ -41,6 +41,7 @@ from radixkv.scheduling.seams import DraftProposer, ImageWaits, TierLoads
 from radixkv.scheduling.sequence import Sequence
 from radixkv.scheduling.state_steps import StateSteps, make_state_steps
 from radixkv.scheduling.step_plan import SchedulerStats, StepPlan
+from radixkv.scheduling.token_budget import TokenBudget
 from radixkv.scheduling.waiting_queue import WaitingQueue
 
 #: Beside other requests, background prompts get at most this part of a step's tokens: one in four.
@@ -84,7 +85,7 @@ class Scheduler:
         self.cache = cache
         assert config.max_num_batched_tokens is not None, "the budget depends on the device"
         self.config = config
-        self.max_num_batched_tokens = config.max_num_batched_tokens
+        self._budget = TokenBudget(config.max_num_batched_tokens)
         self.max_num_seqs = max_num_seqs = config.max_num_seqs
         if cache.states is not None:
             self.max_num_seqs = max_num_seqs = min(max_num_seqs, cache.states.max_requests)
@@ -592,9 +593,14 @@ class Scheduler:
         if self._states is not None:
             self._states.completed(batch.entries)
 
-    def _budget(self) -> int:
-        """Return the most tokens of a step now."""
-        return self.max_num_batched_tokens
+    @property
+    def max_num_batched_tokens(self) -> int:
+        """The most tokens of a step now."""
+        return self._budget.num_tokens
+
+    @max_num_batched_tokens.setter
+    def max_num_batched_tokens(self, num_tokens: int) -> None:
+        self._budget.num_tokens = num_tokens
 
     def lower_budget(self, num_tokens: int) -> bool:
         """Halve the token budget, or the size of a step that found no memory if that was smaller.

@@ -112,7 +112,8 @@ class LetterTokenizer:
         add_generation_prompt: bool = True,
         **options: object,
     ) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages))
+        parts = (message["content"] for message in messages)
+        return self.encode("".join(part if isinstance(part, str) else "" for part in parts))
 
     def stream(self, skip_special_tokens: bool = True, *, kept: object = ()) -> LetterDecoder:
         return LetterDecoder(self)

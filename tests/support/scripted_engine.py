@@ -31,8 +31,9 @@ from radixkv.engine.config import EngineConfig
 from radixkv.engine.counts import EngineStats, TierCounts
 from radixkv.engine.input_processor import InputProcessor, PromptLimits
 from radixkv.engine.outputs import OutputDelta, PromptOutcome, RequestOutput
+from radixkv.engine.weights import TAGS, PauseMode, Tag, check_mode, check_tags
 from radixkv.entrypoints.async_cache import AsyncCache
-from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError
+from radixkv.errors import EngineStoppedError, InvalidRequestError, RequestFailedError, WeightUpdateError
 from radixkv.grammar.compiler import GrammarCompiler
 from radixkv.grammar.masks import GrammarMask
 from radixkv.grammar.vocabulary import Vocabulary
@@ -252,6 +253,7 @@ class ScriptedEngine(EngineClient):
         # Nothing is computed, but what a test puts there is found.
         self.prefix_cache = PrefixCache(num_blocks, 16, observer=Advisor(16), clock=clock)
         self._caches = caches
+        self._is_paused = self._is_asleep = False
         self._script = script
         self.step = step
         self.cache = AsyncCache(self._run_on_cache, self.model_fingerprint)
@@ -469,6 +471,29 @@ class ScriptedEngine(EngineClient):
         output.prompt, output.prompt_token_ids = request.text, request.prompt.token_ids.tolist()
         del output.outputs[request.params.n :]
         return output
+
+    async def pause(self, *, mode: PauseMode = "abort") -> None:
+        check_mode(mode)
+        self._is_paused = True
+
+    async def resume(self) -> None:
+        self._is_paused = False
+
+    async def is_paused(self) -> bool:
+        return self._is_paused or self._is_asleep
+
+    async def update_weights(self, path: str, *, mode: PauseMode = "keep") -> str:
+        raise WeightUpdateError(f"The weights were not changed: {path} has none for a script.")
+
+    async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
+        check_mode(mode)
+        self._is_asleep = True
+
+    async def wake_up(self, tags: Sequence[Tag] | None = None) -> None:
+        self._is_asleep = self._is_asleep and check_tags(tags) != TAGS
+
+    async def is_sleeping(self) -> bool:
+        return self._is_asleep
 
     async def abort(self, request_id: str) -> None:
         if request_id in self._running:

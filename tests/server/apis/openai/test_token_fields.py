@@ -27,7 +27,8 @@ class Tokenizer(LetterTokenizer):
         return [(ord(letter) - 33) % VOCAB for letter in text]
 
     def apply_chat_template(self, messages: Any, *arguments: object, **options: object) -> list[int]:
-        return self.encode("".join(message["content"] for message in messages))
+        parts = (message["content"] for message in messages)
+        return self.encode("".join(part if isinstance(part, str) else "" for part in parts))
 
 
 @pytest.fixture(scope="module")
