@@ -548,7 +548,7 @@ def meta_weight(form: str, outputs: int, inputs: int, bias: bool = False) -> Til
         return TiledWeight.of_pairs(TABLE, codes, empty(outputs, inputs // 64), 64, table, added)
     more: dict[str, Any] = {"packed": True}
     group = {"int4-32": 32, "q4_k": 32, "q6_k": 16}.get(form, 128)
-    zeros = empty(outputs, inputs // group, dtype=byte)
+    zeros: torch.Tensor | None = empty(outputs, inputs // group, dtype=byte)
     scales = empty(outputs, inputs // group, dtype=half)
     if form == "int4-32":
         zeros, more["zero"] = None, 8

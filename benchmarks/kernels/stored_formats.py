@@ -114,7 +114,8 @@ def write_folder(folder: Path, form: Format) -> None:
     from transformers import LlamaConfig
 
     source = torch.Generator().manual_seed(0)
-    tensors, header = {}, {"format": "pt"}
+    tensors: dict[str, torch.Tensor] = {}
+    header = {"format": "pt"}
     for name, shape in _shapes().items():
         stored = form.write(torch.randn(shape, generator=source) / shape[1] ** 0.5)
         for layer in range(LAYERS):
