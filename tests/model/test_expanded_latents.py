@@ -14,7 +14,7 @@ import torch
 from test_attention_shapes import expected, generate, make_llm, reference, some_tokens
 from tiny_models import save_tiny_model
 
-from radixkv.model import expanded_latents, runner
+from radixkv.model import expanded_latents, rewritten_model
 from radixkv.model.expanded_latents import Expansion, find_latents
 from radixkv.model.latent_attention import Latents
 from radixkv_kernels import reference_attention
@@ -75,7 +75,7 @@ def test_greedy_tokens_of_long_prompts(
             assert latents is not None
             return Expansion(latents, name, most, is_contiguous=True)
 
-        monkeypatch.setattr(runner, "make_expansion", make)
+        monkeypatch.setattr(rewritten_model, "make_expansion", make)
     long, short, tail = some_tokens(150, 1), some_tokens(30, 2), some_tokens(130, 3)
     branch = [*long[:107], *tail]
     prompts: list[Sequence[int]] = [long, short, branch]

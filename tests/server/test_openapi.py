@@ -24,7 +24,9 @@ def test_every_route_that_reads_a_body_says_so(server: LiveServer) -> None:
     with server.http() as client:
         document = client.get("/openapi.json").json()
         ends = {"/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel"}
-        silent = {"/v1/embeddings", "/v1/cache/reset", *ends}
+        updates = ("/start_weight_update", "/finish_weight_update", "/init_weight_transfer_engine")
+        pauses = ("/pause", "/resume", "/sleep", "/wake_up", "/reset_prefix_cache")
+        silent = {"/v1/embeddings", "/v1/cache/reset", *ends, *updates, *pauses}
         for path, operations in document["paths"].items():
             assert ("requestBody" in operations.get("post", {})) == (
                 "post" in operations and path not in silent
