@@ -69,7 +69,7 @@ class ModelConfig(_SettingsGroup):
         attention_backend: `auto`, `cpu` or `triton`.
         quantization: `int8` or `fp8` weights, rounded at load; None: weights as they are stored, in any
             form that `docs/models.md` lists (FP8, INT8, bitsandbytes, torchao, MLX, ...).
-        gguf: weights of a GGUF file: `packed` keeps its blocks (CPU), `float32` dequantises them; `auto`
+        gguf: weights of a GGUF file: `packed` keeps its blocks, `float32` dequantises them; `auto`
             keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).
         deterministic: logits do not depend on cache state, chunking or batch mates.
