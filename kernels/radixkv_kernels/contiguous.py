@@ -3,28 +3,32 @@
 
 A paged cache is read block by block, which keeps a kernel from copying tiles by descriptors while it
 multiplies. For a long chunk that costs more than a copy of the context, made once a layer: 8,192 tokens of 8
-heads of 128 are 33 MB. Flash attention's causal mask begins at the first key, so a chunk behind a prefix
-attends twice:
+heads of 128 are 33 MB. The causal mask ends at the last key: a chunk behind a prefix is one call, too.
 
-    queries of the chunk  x  prefix            no mask         -> a, log-sum-exp A
-    queries of the chunk  x  keys of the chunk  causal         -> b, log-sum-exp B
-    output = b + sigmoid(A - B) (a - b)
+    queries of the chunk  x  [ keys of the prefix | keys of the chunk, causal ]
 
-In plain mode only: the sums are in another order than those of the kernel for shorter chunks.
+Whether torch's function has the heads, the mask and the types on the device at hand is found by a trial
+beside float64. In plain mode only: the sums are in another order than those of the kernel for shorter chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch.nn.functional import pad
+from torch.nn.attention.bias import causal_lower_right
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from radixkv_kernels.interface import AttentionPlan, BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
+from radixkv_kernels.reference import reference_attention
+
+logger = logging.getLogger(__name__)
 
 #: Fewest rows of a chunk that is attended so.
 MIN_ROWS = 1024
@@ -33,6 +37,35 @@ MAX_BYTES = 1 << 29
 #: Widest heads, and types, of flash attention on a GPU.
 LARGEST_HEAD = 256
 FLASH_DTYPES = (torch.bfloat16, torch.float16)
+#: Most that a trial may differ from float64, of the largest output: a wrong mask or head is far off.
+_TOLERANCE = 0.02
+
+
+class CausalAttention(Hashable, Protocol):
+    """A function that attends the last n tokens of a context of c."""
+
+    def __call__(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Return [n, Hq, V].
+
+        Args:
+            query: [n, Hq, D].
+            key, value: [Hkv, c, D] and [Hkv, c, V]; Hkv divides Hq.
+            scale: of logits.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Heads that are attended so: their numbers and elements, type and device."""
+
+    query_heads: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +98,68 @@ class ContiguousChunks:
     plan: AttentionPlan | None
 
 
-def takes_long_chunks(config: BackendConfig) -> bool:
-    """Return True if a backend's layers can be attended so: 16 bits, as they are computed, in plain mode."""
+def takes_long_chunks(config: BackendConfig, min_rows: int, attention: CausalAttention) -> bool:
+    """Return True if a backend's layers can be attended so: 16 bits, as they are computed, in plain mode.
+
+    Args:
+        min_rows: fewest rows of a chunk that is attended so.
+        attention: computes it; tried once.
+    """
     spec = config.spec
     has_types = config.compute_dtype in FLASH_DTYPES or spec.device.type == "cpu"
     is_plain = not config.deterministic and spec.quantization is None and not spec.value_in_key
-    return is_plain and has_types and max(spec.head_size, spec.value_size) <= LARGEST_HEAD
+    fits = max(spec.head_size, spec.value_size) <= LARGEST_HEAD and config.max_num_tokens >= min_rows
+    if not (is_plain and has_types and fits):
+        return False
+    sizes = config.num_query_heads, spec.num_kv_heads, spec.head_size, spec.value_size
+    return is_right(attention, HeadShape(*sizes, config.compute_dtype, spec.device))
+
+
+@functools.cache
+def is_right(attention: CausalAttention, shape: HeadShape) -> bool:
+    """Return True if a trial, a chunk behind a prefix, gives float64's result; the log says once if not."""
+    rows, context = 72, 200
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(size, generator=random).to(shape.dtype)
+        for size in (
+            (rows, shape.query_heads, shape.key_size),
+            (shape.kv_heads, context, shape.key_size),
+            (shape.kv_heads, context, shape.value_size),
+        )
+    )
+    scale = shape.key_size**-0.5
+    expected = reference_attention(
+        query, [key.transpose(0, 1)], [value.transpose(0, 1)], np.array([0, rows]), scale=scale
+    )
+    try:
+        query, key, value = (part.to(shape.device) for part in (query, key, value))
+        result = attention(query, key, value, scale)
+        error = float((result.double().cpu() - expected).abs().max() / expected.abs().max())
+        fault = "" if error <= _TOLERANCE else f"its trial is {error:.2g} off"
+    except (
+        ImportError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as raised:  # old torch, no kernel for the device
+        fault = f"{type(raised).__name__}: {raised}".splitlines()[0]
+    if fault:
+        logger.warning(
+            "long chunks of prompts keep the kernel of shorter ones, since torch's attention can't take "
+            "%d:%d heads of %d in %s on %s: %s",
+            *(shape.query_heads, shape.kv_heads, shape.key_size, shape.dtype, shape.device, fault),
+        )
+    return not fault
 
 
 def scratch_bytes(config: BackendConfig) -> int:
-    """Most bytes that a layer's long chunk takes besides its output; 0: there are none."""
-    if not takes_long_chunks(config) or config.max_num_tokens < MIN_ROWS:
-        return 0
+    """Most bytes that a layer's long chunk takes besides its output."""
     spec = config.spec
     laid_out = min(MAX_BYTES, config.max_model_len * bytes_per_token(config))
-    # Two results and their join in float32.
-    rows = 3 * 4 * config.max_num_tokens * config.num_query_heads * spec.value_size
-    return laid_out + rows
+    # A result, as wide as keys, and a float32 log-sum-exp.
+    a_head = max(spec.head_size, spec.value_size) * config.compute_dtype.itemsize + 4
+    return laid_out + config.max_num_tokens * config.num_query_heads * a_head
 
 
 def bytes_per_token(config: BackendConfig) -> int:
@@ -105,53 +183,49 @@ def long_requests(
 
 
 def attend_chunk(
-    kv: PagedKV, layer: int, query: torch.Tensor, chunk: ContiguousChunk, scale: float
+    attention: CausalAttention,
+    kv: PagedKV,
+    layer: int,
+    query: torch.Tensor,
+    chunk: ContiguousChunk,
+    scale: float,
 ) -> torch.Tensor:
     """Attend a chunk: `query` [n, Hq, D] -> [n, Hq, V]. Its keys and values are in the cache."""
     key, value = (
         data[layer].index_select(1, chunk.blocks).flatten(1, 2)[:, : chunk.context]
         for data in (kv.key, kv.value)
     )
-    return causal_attention(query, key, value, scale)
+    return attention(query, key, value, scale)
 
 
 def causal_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attend the last n tokens of a context of c.
-
-    Args:
-        query: [n, Hq, D].
-        key, value: [Hkv, c, D] and [Hkv, c, V]; Hkv divides Hq.
-
-    Returns:
-        [n, Hq, V].
-    """
-    rows, size = query.shape[1], value.shape[2]
-    own = key.shape[1] - len(query)
-    asked = query.transpose(0, 1)[None]
+    """See `CausalAttention`: flash attention; on a CPU, where torch has none for it, SDPA."""
+    rows, context, size = len(query), key.shape[1], value.shape[2]
     if size < key.shape[2]:  # heads of one size are wanted
         value = pad(value, (0, key.shape[2] - size))
-    out, sums = _flash(asked, key[None, :, own:], value[None, :, own:], scale, is_causal=True)
-    if own:
-        before, sums_before = _flash(asked, key[None, :, :own], value[None, :, :own], scale, is_causal=False)
-        share = torch.sigmoid(sums_before[..., : len(query)] - sums[..., : len(query)])
-        out = torch.lerp(out.float(), before.float(), share[..., None]).to(query.dtype)
-    assert out.shape[1] == rows
-    return out[0].transpose(0, 1)[..., :size]
-
-
-def _flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, is_causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flash attention and its float32 log-sum-exp [1, Hq, n], which torch's public function keeps."""
-    operators: Any = torch.ops.aten
     if query.device.type == "cpu":
-        out, sums = operators._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, is_causal, scale=scale
+        out = scaled_dot_product_attention(
+            query.transpose(0, 1)[None],
+            key[None],
+            value[None],
+            attn_mask=causal_lower_right(rows, context),
+            scale=scale,
+            enable_gqa=True,
         )
-    else:
-        out, sums, *_ = operators._scaled_dot_product_flash_attention(
-            query, key, value, 0.0, is_causal, scale=scale
-        )
-    return out, sums
+        return out[0].transpose(0, 1)[..., :size]
+    from torch.nn.attention.varlen import varlen_attn  # newer than the oldest torch that is allowed
+
+    # One sequence, whose bounds are made on the device, without a wait.
+    own, all_keys = (
+        torch.arange(0, count + 1, count, dtype=torch.int32, device=query.device) for count in (rows, context)
+    )
+    result = varlen_attn(
+        *(query, key.transpose(0, 1), value.transpose(0, 1), own, all_keys, rows, context),
+        scale=scale,
+        window_size=(-1, 0),  # causal, ending at the last key
+        enable_gqa=True,
+    )
+    assert isinstance(result, torch.Tensor)  # a pair only where more is asked for
+    return result[..., :size]

@@ -31,7 +31,15 @@ from radixkv.model.latent_attention import Latents
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, AttentionPlan, KVSpec, PagedKV, make_backend
-from radixkv_kernels.contiguous import FLASH_DTYPES, LARGEST_HEAD, MAX_BYTES, MIN_ROWS, causal_attention
+from radixkv_kernels.contiguous import (
+    FLASH_DTYPES,
+    LARGEST_HEAD,
+    MAX_BYTES,
+    MIN_ROWS,
+    HeadShape,
+    causal_attention,
+    is_right,
+)
 
 #: Fewest queries of an expanded chunk, below which a launch for each chunk costs more than it saves.
 MIN_QUERIES = 64
@@ -284,6 +292,12 @@ def make_expansion(model: nn.Module, name: str, max_num_tokens: int) -> Expansio
         return None
     if sizes.weight.device.type == "cpu":
         return Expansion(sizes, name, max_num_tokens)
-    if sizes.weight.dtype not in FLASH_DTYPES or sizes.nope + sizes.rope > LARGEST_HEAD:
+    width, weight = sizes.nope + sizes.rope, sizes.weight
+    if weight.dtype not in FLASH_DTYPES or width > LARGEST_HEAD or max_num_tokens < MIN_ROWS:
+        return None
+    heads = len(sizes.weights()[0])
+    if not is_right(
+        causal_attention, HeadShape(heads, heads, width, sizes.value, weight.dtype, weight.device)
+    ):
         return None
     return Expansion(sizes, name, max_num_tokens, min_queries=MIN_ROWS, is_contiguous=True)

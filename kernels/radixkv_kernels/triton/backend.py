@@ -14,9 +14,11 @@ import torch
 
 from radixkv_kernels.contiguous import (
     MIN_ROWS,
+    CausalAttention,
     ContiguousChunk,
     ContiguousChunks,
     attend_chunk,
+    causal_attention,
     is_plain,
     long_requests,
     scratch_bytes,
@@ -46,14 +48,20 @@ class TritonBackend(AttentionBackend):
 
     Args:
         tiling: tiles to use in place of the shipped ones.
-        long_rows: fewest rows of a chunk that torch's attention computes (`contiguous`).
+        long_rows: fewest rows of a chunk that `long_attention` computes (`contiguous`).
+        long_attention: tried here; where its result is not right, the kernel computes all chunks.
 
     Raises:
         ValueError: the block size does not divide the tiling's segment, or values of more than 512 elements.
     """
 
     def __init__(
-        self, config: BackendConfig, tiling: Tiling | None = None, *, long_rows: int = MIN_ROWS
+        self,
+        config: BackendConfig,
+        tiling: Tiling | None = None,
+        *,
+        long_rows: int = MIN_ROWS,
+        long_attention: CausalAttention = causal_attention,
     ) -> None:
         super().__init__(config)
         tiling = tiling or Tiling(config)
@@ -66,11 +74,12 @@ class TritonBackend(AttentionBackend):
         self._partials = Partials(config, self.settings)
         self._launcher = KernelLauncher(config, tiling, self._partials)
         self._buffers: dict[int | None, PlanBuffers] = {}
-        self._long_rows = long_rows if takes_long_chunks(config) else None
+        self._long_attention = long_attention
+        self._long_rows = long_rows if takes_long_chunks(config, long_rows, long_attention) else None
 
     @property
     def scratch_bytes(self) -> int:
-        return scratch_bytes(self.config)
+        return 0 if self._long_rows is None else scratch_bytes(self.config)
 
     def plan(
         self,
@@ -188,7 +197,8 @@ class TritonBackend(AttentionBackend):
         long = plan.long_chunks
         if long is not None and is_plain(scoring):
             for chunk in long.chunks:
-                out[chunk.rows] = attend_chunk(kv, layer, query[chunk.rows], chunk, scoring.scale)
+                asked = query[chunk.rows]
+                out[chunk.rows] = attend_chunk(self._long_attention, kv, layer, asked, chunk, scoring.scale)
             if long.plan is not None:
                 part = out[long.others]
                 self._attend(kv, layer, query[long.others].contiguous(), long.plan, scoring, part)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nightly import by_day
 
 from radixkv_kernels import KVSpec, PagedKV, make_backend
+from radixkv_kernels.contiguous import CausalAttention, causal_attention
 from radixkv_kernels.kv_cache import quantize
 from radixkv_kernels.triton import backend as triton_backend
 from radixkv_kernels.triton import merge, unified_attention
@@ -535,6 +536,45 @@ def test_the_kernel_keeps_long_chunks(options: dict[str, Any]) -> None:
     plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
     assert plan.long_chunks is None
     assert batch.backend.scratch_bytes == 0
+
+
+def _of_a_missing_kernel(query: torch.Tensor, *_: Any) -> torch.Tensor:
+    raise NotImplementedError("no kernel for this device")
+
+
+def _from_the_first_key(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """A mask that begins at the first key, not at the chunk's."""
+    return causal_attention(query, key[:, : len(query)], value[:, : len(query)], scale)
+
+
+@pytest.mark.parametrize(
+    ("attention", "fault"),
+    [(_of_a_missing_kernel, "NotImplementedError: no kernel"), (_from_the_first_key, "its trial is")],
+)
+def test_the_kernel_takes_long_chunks_where_torchs_attention_is_not_right(
+    attention: CausalAttention, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_batch("triton", [(40, 70), (1, 5)], heads=(6, 2), head_size=32)
+    for _ in range(2):  # tried and said once
+        batch.backend = TritonBackend(batch.backend.config, long_rows=32, long_attention=attention)
+    [line] = caplog.messages
+    assert "6:2 heads of 32" in line
+    assert fault in line
+    plan = batch.backend.plan(batch.query_starts, batch.context_lengths, batch.block_tables)
+    assert plan.long_chunks is None
+    assert batch.backend.scratch_bytes == 0
+    assert_close(batch.attend(), batch.reference())
+
+
+def test_torchs_function_for_a_gpu_takes_our_arguments() -> None:
+    """On the meta device, which computes shapes alone."""
+    query = torch.empty(40, 8, 64, device="meta", dtype=torch.bfloat16)
+    key, value = (torch.empty(2, 70, size, device="meta", dtype=torch.bfloat16) for size in (64, 48))
+    out = causal_attention(query, key, value, 0.1)
+    assert out.shape == (40, 8, 48)
+    assert out.dtype == torch.bfloat16
 
 
 def test_buckets() -> None:
