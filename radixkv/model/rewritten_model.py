@@ -126,12 +126,14 @@ def _paired(
         parts = [(index, *pair) for index, pair in enumerate(zip(ours, theirs, strict=True))]
     elif isinstance(ours, np.ndarray):
         raise _differs(where)  # none of a GPU's layers has one
-    elif is_dataclass(ours) and not isinstance(ours, type):
+    elif isinstance(ours, nn.Module):
+        parts = [("", ours.__dict__, theirs.__dict__)]
+    elif not type(ours).__module__.startswith("radixkv"):
+        return  # configurations, for one, hold no tensors
+    elif is_dataclass(ours):
         parts = [(each.name, getattr(ours, each.name), getattr(theirs, each.name)) for each in fields(ours)]
-    elif isinstance(ours, nn.Module) or type(ours).__module__.startswith("radixkv"):
-        parts = [("", getattr(ours, "__dict__", {}), getattr(theirs, "__dict__", {}))]
     else:
-        return
+        parts = [("", getattr(ours, "__dict__", {}), getattr(theirs, "__dict__", {}))]
     seen.add(id(ours))
     for name, own, other in parts:
         yield from _paired(own, other, f"{where}.{name}" if name != "" else where, seen)

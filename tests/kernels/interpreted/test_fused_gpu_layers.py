@@ -29,6 +29,7 @@ from radixkv.model.decoder_layers import find_norm
 from radixkv.model.gpu_experts import GpuExperts, GpuRouter
 from radixkv.model.gpu_layers import FusedGpuLayer, FusedNorm, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
+from radixkv.model.rewritten_model import reached_tensors
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.scheduling.batch import Batch
 
@@ -289,6 +290,18 @@ def test_a_replayed_step_equals_an_eager_one(tmp_path: Path) -> None:
     assert graphs.replayed > 0
     for before, after in zip(stored, runner.kv.tensors(), strict=True):
         torch.testing.assert_close(after, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", by_day(["llama", "gemma4", "qwen3-moe"], "gemma4"))
+def test_weights_are_written_over_those_that_recorded_steps_know(family: str, tmp_path: Path) -> None:
+    """At their addresses; then the logits are the other model's."""
+    folders = [save_tiny_model(tmp_path / str(seed), family, seed, **FUSED[family]) for seed in (0, 1)]
+    runner = make_runner(load(folders[0]))
+    addresses = [tensor.data_ptr() for tensor in reached_tensors(runner.model)]
+    runner.exchange(runner.rewrite(load(folders[1])))
+    assert [tensor.data_ptr() for tensor in reached_tensors(runner.model)] == addresses
+    for got, wanted in zip(cold_and_hot(runner), expected(folders[1]), strict=True):
+        assert (got - wanted).abs().max().item() < 1e-4
 
 
 def test_padded_rows_of_a_replayed_step_have_no_experts(tmp_path: Path) -> None:
