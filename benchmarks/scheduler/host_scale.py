@@ -18,8 +18,13 @@ Printed per part, in milliseconds of the thread's CPU time, as median and 95th p
 
     schedule   scheduler, prefix cache and batch building: what the target of 2 ms is for. Leases that end,
                and the bookkeeping after the model has run, are counted here too
-    sampling   one token for each of 1,000 rows of a small vocabulary
+    sampling   one token for each of 1,000 rows of COLUMNS logits: what a GPU would compute takes next to
+               nothing here, so what is left is the host's work of launching it
     output     stop conditions, deltas, results
+    gap        how long the device stands idle before a step: from the end of the steps launched so far to
+               the launch of this one. The device is a clock beside the host's (`Device`): a step takes
+               DEVICE_MS there from when it is free, and the host waits for its tokens. Also as a mean, since
+               most steps of `arrivals` have none
 
 **Growth.** The cost per token of a lookup, of an admission (acquire, commit, release) and of a decode step,
 with 10^3 to 10^6 blocks cached: flat, if it does not depend on how much is cached.
@@ -63,22 +68,61 @@ TARGET_MS = 2.0
 SITUATIONS = ("full", "churn", "ahead", "arrivals", "penalty")
 #: Tokens of a new prompt, and of its chunks.
 ARRIVING, CHUNK = 4096, 512
+#: Columns of the logits: those of the vocabulary's first tokens.
+COLUMNS = 64
+#: What a step takes on the device: an 8B model in bfloat16 on an H200 takes 26 ms for 256 rows (estimated).
+DEVICE_MS = 15.0
+
+
+class Device:
+    """A device beside the host, as two clocks in nanoseconds; nothing sleeps.
+
+    The host's clock is the CPU time of its thread and the time that it has waited for the device.
+    """
+
+    def __init__(self, step_ms: float = DEVICE_MS) -> None:
+        self._step_ns = int(step_ms * 1e6)
+        self._waited = 0
+        self._free_at: int | None = None
+        self.gaps_ns: list[int] = []
+
+    def _now(self) -> int:
+        return time.thread_time_ns() + self._waited
+
+    def launch(self) -> int:
+        """Launch a step; return when it ends."""
+        now = self._now()
+        free_at = now if self._free_at is None else self._free_at
+        self.gaps_ns.append(max(0, now - free_at))
+        self._free_at = max(now, free_at) + self._step_ns
+        return self._free_at
+
+    def wait(self, until: int) -> None:
+        """Let the host wait until a time of its clock; no wait if that is over."""
+        self._waited += max(0, until - self._now())
 
 
 class RandomRunner:
-    """Stands where the model runner stands: random logits, drawn once."""
+    """Stands where the model runner stands: random logits, drawn once.
+
+    Attributes:
+        device: where its steps are launched.
+        ends_at: when the last one launched ends there.
+    """
 
     backend_name = dtype_name = device_name = "none"
     failure = None
 
     def __init__(self, max_rows: int) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.logits = torch.rand(max_rows, VOCABULARY, generator=generator)
+        self.logits = torch.rand(max_rows, COLUMNS, generator=generator)
+        self.device, self.ends_at = Device(), 0
 
     def on_failure(self, call: Callable[[], None]) -> None:
         """It never fails."""
 
     def execute(self, batch: Batch) -> torch.Tensor:
+        self.ends_at = self.device.launch()
         return self.logits[: len(batch.logit_rows)]
 
     def close(self) -> None:
@@ -115,11 +159,21 @@ class Stopwatch:
 
 
 class _Patched(AbstractContextManager[None]):
-    """The sampler of a step, timed."""
+    """The sampler of a step, timed; its tokens are there when the runner's device has computed the step."""
 
-    def __init__(self, watch: Stopwatch) -> None:
-        self._original = radixkv.engine.step_pipeline.Sampling
-        self._timed = watch.wrap("sampling", self._original)
+    def __init__(self, watch: Stopwatch, runner: RandomRunner) -> None:
+        original = self._original = radixkv.engine.step_pipeline.Sampling
+
+        class Timed(original):  # type: ignore[valid-type,misc]
+            def __init__(self, *args: Any, **keywords: Any) -> None:
+                self._ends_at = runner.ends_at
+                super().__init__(*args, **keywords)
+
+            def runs(self) -> Any:
+                runner.device.wait(self._ends_at)
+                return super().runs()
+
+        self._timed = watch.wrap("sampling", Timed)
 
     def __enter__(self) -> None:
         radixkv.engine.step_pipeline.Sampling = self._timed  # type: ignore[assignment,misc]
@@ -143,11 +197,17 @@ def fill(cache: PrefixCache, num_blocks: int, rng: np.random.Generator) -> list[
 
 
 def make_engine(
-    num_cached: int, num_running: int, policy: str, rng: np.random.Generator, **options: Any
+    num_cached: int,
+    num_running: int,
+    policy: str,
+    rng: np.random.Generator,
+    runner: RandomRunner | None = None,
+    **options: Any,
 ) -> tuple[Engine, list[npt.NDArray[np.int32]]]:
     """An engine of `num_running` sequence slots; its cache holds `num_cached` blocks, with room for more.
 
     Args:
+        runner: None: one of its own.
         options: further settings of its `EngineConfig`.
     """
     room = (num_running * (FAMILY_TOKENS + OWN_TOKENS + 1024) + 2 * ARRIVING) // BLOCK
@@ -164,7 +224,7 @@ def make_engine(
     cache = PrefixCache(num_cached + room, BLOCK, observer=Advisor(BLOCK))
     engine = Engine(
         config,
-        RandomRunner(2 * num_running),  # type: ignore[arg-type]
+        runner or RandomRunner(2 * num_running),  # type: ignore[arg-type]
         cache,
         ServedModel(
             tokenizer=None,
@@ -207,7 +267,8 @@ def measure_steps(
     options: dict[str, Any] = {"async_scheduling": not churn and situation != "full"}
     if arrivals:
         options["max_num_batched_tokens"] = num_running - 1 + CHUNK
-    engine, families = make_engine(num_cached, num_running, policy, rng, **options)
+    runner = RandomRunner(2 * num_running)
+    engine, families = make_engine(num_cached, num_running, policy, rng, runner, **options)
     asked = {"repetition_penalty": 1.1} if situation == "penalty" else {}
     for i in range(num_running - arrivals):
         # In a churn the first ones end `ending` a step, and so do those that replace them.
@@ -229,7 +290,10 @@ def measure_steps(
     gc.collect()
     gc.freeze()  # the million blocks are no garbage; a server would not see a full collection in a step
     before = engine.stats()
-    with _Patched(watch):
+    with _Patched(watch, runner):
+        engine.step()  # what ran ahead before knew no device
+        runner.device.gaps_ns.clear()
+        watch.take()
         for _ in range(num_steps):
             if arrivals and len(engine.requests) < num_running:
                 arrive(engine, rng)
@@ -247,13 +311,18 @@ def measure_steps(
     gc.unfreeze()
     after = engine.stats()
     engine.check()
+    parts["gap"] = [ns / 1e6 for ns in runner.device.gaps_ns] or [0.0]
     return {
         "running": statistics.median(sizes),
         "waiting": engine.scheduler.num_waiting,
         "steps_ahead": (after.steps_ahead - before.steps_ahead) / (after.steps - before.steps),
         "cached_blocks": engine.cache.stats.cached_blocks + engine.cache.stats.held_blocks,
         "parts_ms": {
-            name: {"median": statistics.median(values), "p95": sorted(values)[int(0.95 * len(values))]}
+            name: {
+                "median": statistics.median(values),
+                "mean": statistics.fmean(values),
+                "p95": sorted(values)[int(0.95 * len(values))],
+            }
             for name, values in parts.items()
         },
     }
@@ -314,7 +383,7 @@ def measure_growth(sizes: list[int], repeats: int = 60) -> dict[str, dict[str, f
 
 def steps_table(figures: dict[str, Any]) -> Table:
     table = Table(title=f"CPU time of a step without a model, ms (target: schedule under {TARGET_MS:g})")
-    columns = ("situation", "running", "waiting", "ahead", "cached blocks", "part", "median", "p95")
+    columns = ("situation", "running", "waiting", "ahead", "cached blocks", "part", "median", "mean", "p95")
     for column in columns:
         table.add_column(column, justify="left" if column in ("situation", "part") else "right")
     for name, row in figures.items():
@@ -322,7 +391,8 @@ def steps_table(figures: dict[str, Any]) -> Table:
             blocks, ahead = f"{row['cached_blocks']:,}", f"{row['steps_ahead']:.0%}"
             about = (name, f"{row['running']:,.0f}", f"{row['waiting']:,}", ahead, blocks)
             lead = about if i == 0 else ("",) * len(about)
-            table.add_row(*lead, part, f"{values['median']:.2f}", f"{values['p95']:.2f}")
+            ms = (f"{values[figure]:.2f}" for figure in ("median", "mean", "p95"))
+            table.add_row(*lead, part, *ms)
     return table
 
 
@@ -350,6 +420,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also print where the time goes")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # threads that wait for one another in a small product are no work of the host
     console = Console()
     steps: dict[str, Any] = {}
     for situation in arguments.situation or SITUATIONS:

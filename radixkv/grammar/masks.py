@@ -42,6 +42,7 @@ class GrammarMask(TokenMask):
         effort: counts the matcher's work; too much of it is a failure.
     """
 
+    prepares = True
     stage = 4
 
     def __init__(

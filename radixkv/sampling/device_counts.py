@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,25 +25,14 @@ _FIRST_ROWS = 8
 _LOGITS = 1 << 23
 
 
-@dataclass(slots=True)
-class _Row:
-    """A row of the table.
-
-    Attributes:
-        place: of the row.
-        fed: list of a step's tokens, empty until they are known, and the place there of one added before.
-    """
-
-    place: int
-    fed: tuple[list[int], int] | None = None
-
-
 class DeviceCounts:
-    """A table int32 [rows, V] of occurrences, a row for each `TokenCounts` in use. Not thread-safe."""
+    """A table int32 [rows, V] of occurrences, a row for each `TokenCounts` in use. Not thread-safe.
+
+    Which row that is, and what was fed to it, stands in the `TokenCounts`: they have one copy at most.
+    """
 
     def __init__(self) -> None:
         self._table: torch.Tensor | None = None
-        self._rows: weakref.WeakKeyDictionary[TokenCounts, _Row] = weakref.WeakKeyDictionary()
         self._free: list[int] = []
 
     def update(self, members: Sequence[TokenCounts], like: torch.Tensor) -> None:
@@ -64,33 +52,34 @@ class DeviceCounts:
             changes.append(np.broadcast_to(np.asarray(by, np.int32), own.shape))
 
         for counts in members:
-            row = self._rows.get(counts)
-            fed, is_new = None, row is None
-            if row is None:
-                row = self._new_row(counts, like)
-            elif row.fed is not None:
-                chosen, at = row.fed
-                row.fed = None
+            fed, is_new = None, counts.place < 0
+            if is_new:
+                counts.place = self._new_row(counts, like)
+            elif counts.fed is not None:
+                chosen, at = counts.fed
+                counts.fed = None
                 if chosen:
                     fed = chosen[at]
                 else:  # its step has failed: nobody knows what it added
                     assert self._table is not None
-                    self._table[row.place].zero_()
+                    self._table[counts.place].zero_()
                     is_new = True
             history, copied = counts.history, counts.copied
             if is_new:
-                change(row.place, counts.tokens, counts.counts)
+                change(counts.place, counts.tokens, counts.counts)
             else:
                 if fed is not None:
-                    if history[copied : copied + 1] == [fed]:
+                    if copied < len(history) and history[copied] == fed:
                         copied += 1
                     else:
                         counts.taken_back.append(fed)
                 if counts.taken_back:
-                    change(row.place, counts.taken_back, -1)
+                    change(counts.place, counts.taken_back, -1)
                 if copied < len(history):
-                    change(row.place, history[copied:], 1)
-            counts.copied, counts.taken_back = len(history), []
+                    change(counts.place, history[copied:], 1)
+            counts.copied = len(history)
+            if counts.taken_back:
+                counts.taken_back = []
         if places:
             self._add(np.array(places, np.int64), np.concatenate(tokens), np.concatenate(changes), like)
 
@@ -106,20 +95,20 @@ class DeviceCounts:
         """
         assert self._table is not None
         for counts, at in zip(members, rows, strict=True):
-            self._rows[counts].fed = chosen, at
-        places = to_device([self._rows[counts].place for counts in members], tokens.device)
+            counts.fed = chosen, at
+        places = to_device([counts.place for counts in members], tokens.device)
         self._table.index_put_((places, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
 
     def rows(self, members: Sequence[TokenCounts], like: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield counts int32 [N, V] of all members, N at a time, each with the index of its first member."""
         assert self._table is not None
-        places = to_device([self._rows[counts].place for counts in members], like.device)
+        places = to_device([counts.place for counts in members], like.device)
         size = max(1, _LOGITS // like.shape[1])
         for start in range(0, len(members), size):
             yield start, self._table.index_select(0, places[start : start + size])
 
-    def _new_row(self, counts: TokenCounts, like: torch.Tensor) -> _Row:
-        """Give counts a row of zeros."""
+    def _new_row(self, counts: TokenCounts, like: torch.Tensor) -> int:
+        """Return a row of zeros, which is free again when the counts are gone."""
         if not self._free:
             old = self._table
             have = 0 if old is None else len(old)
@@ -132,9 +121,8 @@ class DeviceCounts:
             place = self._free.pop()
             assert self._table is not None
             self._table[place].zero_()
-        row = self._rows[counts] = _Row(place)
         weakref.finalize(counts, self._free.append, place)
-        return row
+        return place
 
     def _add(
         self,

@@ -13,6 +13,7 @@ them.
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,9 +33,11 @@ class LogitsProcessor(ABC):
 
     Attributes:
         stage: kinds are applied in the order of their stages (as in transformers' logits processors).
+        prepares: whether the kind has something to do in `prepare`.
     """
 
     stage: ClassVar[int]
+    prepares: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -120,7 +123,7 @@ class Counting(LogitsProcessor):
 
     @property
     def is_active(self) -> bool:
-        return len(self.counts) > 0
+        return bool(self.counts)
 
     @property
     def waits_for_token(self) -> bool:
@@ -165,7 +168,7 @@ class RepetitionPenalty(Counting):
     def apply_counted(
         cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
     ) -> None:
-        penalties = to_device(np.array([[p.penalty] for p in processors], np.float32), logits.device)
+        penalties = to_device(np.array([p.penalty for p in processors], np.float32)[:, None], logits.device)
         where = to_device(rows, logits.device)
         for start, counts in memory.rows([p.counts for p in processors], logits):
             part = slice(start, start + len(counts))
@@ -199,8 +202,8 @@ class CountPenalty(Counting):
     def apply_counted(
         cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
     ) -> None:
-        numbers = np.array([[[p.frequency] for p in processors], [[p.presence] for p in processors]])
-        frequency, presence = to_device(numbers.astype(np.float32), logits.device)
+        numbers = np.array([[p.frequency for p in processors], [p.presence for p in processors]], np.float32)
+        frequency, presence = to_device(numbers[..., None], logits.device)
         where = to_device(rows, logits.device)
         for start, counts in memory.rows([p.counts for p in processors], logits):
             part = slice(start, start + len(counts))
@@ -398,7 +401,8 @@ def make_processors(
 
 def prepare_processors(processors: Sequence[Sequence[LogitsProcessor]]) -> None:
     """Let the active processors of a step's rows do what needs no logits, each kind at once."""
-    for kind, (_, members) in _by_kind(processors).items():
+    preparing = [[each for each in own if each.prepares] for own in processors if own]
+    for kind, (_, members) in _by_kind(preparing).items():
         kind.prepare(members)
 
 
@@ -415,6 +419,13 @@ class FedTokens:
     chosen: list[int]
     places: Sequence[int]
     tokens: torch.Tensor
+
+    def tokens_of(self, rows: Sequence[int]) -> torch.Tensor:
+        """Return the tokens of some rows with a place, in ascending order; int64 on the device."""
+        if len(rows) == len(self.tokens):
+            return self.tokens
+        order = list(itertools.accumulate((place >= 0 for place in self.places), initial=0))
+        return self.tokens.index_select(0, to_device([order[row] for row in rows], self.tokens.device))
 
 
 def apply_processors(
@@ -438,10 +449,9 @@ def apply_processors(
         counts = [member.counts for member in members]
         memory.update(counts, logits)
         if fed is not None:
-            order = {row: i for i, row in enumerate(r for r, place in enumerate(fed.places) if place >= 0)}
-            late = [i for i, row in enumerate(rows) if row in order]
+            late = [i for i, row in enumerate(rows) if fed.places[row] >= 0]
             if late:
-                own = fed.tokens.index_select(0, to_device([order[rows[i]] for i in late], logits.device))
+                own = fed.tokens_of([rows[i] for i in late])
                 memory.feed([counts[i] for i in late], fed.chosen, [fed.places[rows[i]] for i in late], own)
         kind.apply_counted(logits, rows, members, memory)
 
@@ -456,12 +466,14 @@ def _by_kind(
     """
     kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
     for row, own in enumerate(processors):
+        is_fed = bool(places) and places[row] >= 0
         for processor in own:
-            is_fed = bool(places) and places[row] >= 0 and isinstance(processor, Counting)
-            if is_fed or processor.is_active:
-                rows, members = kinds.setdefault(type(processor), ([], []))
-                rows.append(row)
-                members.append(processor)
+            if processor.is_active or (is_fed and isinstance(processor, Counting)):
+                found = kinds.get(type(processor))
+                if found is None:
+                    found = kinds[type(processor)] = [], []
+                found[0].append(row)
+                found[1].append(processor)
     return kinds
 
 

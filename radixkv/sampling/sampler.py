@@ -192,7 +192,8 @@ class Sampling:
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
                 active = [i for i in going_on if self._is_active(i, states[i].processors)]
                 processors = {i: self._without_masks(self.starts[i] + depth, states[i]) for i in active}
-                active = [i for i in active if self._is_active(i, processors[i])]
+                if self.masks:
+                    active = [i for i in active if self._is_active(i, processors[i])]
                 rows = [self.starts[i] + depth for i in active]
                 if rows or not self._by_kernel:
                     block = self._raw_rows(rows)
@@ -225,7 +226,8 @@ class Sampling:
         if masks:
             bits = [mask.bits(self.raw.shape[1]) for mask in masks]
             self.masks[row] = bits[0] if len(bits) == 1 else np.bitwise_and.reduce(bits)
-        return [each for each in state.processors if not isinstance(each, TokenMask)]
+            return [each for each in state.processors if not isinstance(each, TokenMask)]
+        return state.processors
 
     def _raw_rows(self, rows: Sequence[int]) -> torch.Tensor:
         """Return a float32 copy of some rows of the model's logits [len(rows), V]."""
@@ -241,11 +243,9 @@ class Sampling:
         fed = self._fed
         if fed is None:
             return None
-        order = list(itertools.accumulate((place >= 0 for place in fed.places), initial=0))
-        own = [order[i] for i in requests if fed.places[i] >= 0]
-        if not own:
-            return None
-        return FedTokens(fed.chosen, [fed.places[i] for i in requests], _copy(fed.tokens, own))
+        places = [fed.places[i] for i in requests]
+        late = [i for i, place in zip(requests, places, strict=True) if place >= 0]
+        return FedTokens(fed.chosen, places, fed.tokens_of(late)) if late else None
 
     def _choose(self) -> None:
         """Choose a token for each row."""

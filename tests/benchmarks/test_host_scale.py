@@ -17,7 +17,7 @@ def test_steps_are_measured(situation: str) -> None:
     assert 4 <= found["running"] <= 8
     assert found["cached_blocks"] >= 500
     assert 0.0 <= found["steps_ahead"] <= 1.0
-    assert set(found["parts_ms"]) == {"schedule", "sampling", "output", "whole step"}
+    assert set(found["parts_ms"]) == {"schedule", "sampling", "output", "whole step", "gap"}
 
 
 @pytest.mark.nightly
