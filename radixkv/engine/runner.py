@@ -43,7 +43,7 @@ class StateSlots(Protocol):
     def save(self, slots: Sequence[int]) -> BlockCopy:
         """Copy the contents of slots out, like `Runner.save` for blocks: `bytes_per_slot` bytes each.
 
-        Slots are write-once: the caller must not reuse them before the copy is done.
+        They are copied as they are now: later steps and loads may write to them at once.
         """
 
     def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
@@ -65,7 +65,10 @@ class WindowBlocks(Protocol):
     def spec(self) -> WindowSpec: ...
 
     def save(self, blocks: Sequence[int]) -> BlockCopy:
-        """Copy the contents of blocks out, like `Runner.save`: `spec.block_bytes` bytes each."""
+        """Copy the contents of blocks out, like `Runner.save`: `spec.block_bytes` bytes each.
+
+        They are copied as they are now: later steps and loads may write to them at once.
+        """
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill blocks with saved data, as `Runner.load` does others, with its errors."""
@@ -139,7 +142,8 @@ class Runner(Protocol):
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """Copy the contents of blocks out, after the steps that were launched before.
 
-        Called between steps. Until the copy is done, these blocks must not be written; others may be.
+        Called between steps. If the copy `reads_pool`, these blocks must not be written until it is done;
+        others may be.
 
         Returns:
             The future of a uint8 array [len(blocks), bytes_per_block], or fewer rows where it was stopped: of

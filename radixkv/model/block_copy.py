@@ -22,10 +22,18 @@ class BlockCopy(Future["npt.NDArray[np.uint8]"]):
     Args:
         rows: memory for the contents, or with them.
         copy: copies the block of a row; None: all of them have been copied.
+        reads_pool: the blocks must not be written until the copy is done.
     """
 
-    def __init__(self, rows: npt.NDArray[np.uint8], copy: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        rows: npt.NDArray[np.uint8],
+        copy: Callable[[int], None] | None = None,
+        *,
+        reads_pool: bool = True,
+    ) -> None:
         super().__init__()
+        self.reads_pool = reads_pool
         self._rows = rows
         self._copy = copy
         self._changed = threading.Condition()  # around what follows

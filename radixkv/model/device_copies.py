@@ -99,7 +99,7 @@ class DeviceCopies:
             done.synchronize()
             kept.clear()
 
-        copy = BlockCopy(rows.numpy(), wait)
+        copy = BlockCopy(rows.numpy(), wait, reads_pool=False)
         if self._waiter is None:
             self._waiter = ThreadPoolExecutor(1, "radixkv-saver", initializer=yield_to_steps)
         self._waiter.submit(copy.run)

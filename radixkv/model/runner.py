@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_copies import DeviceCopies
 from radixkv.model.expanded_latents import Expansion
+from radixkv.model.host_copies import HostCopies
 from radixkv.model.loading.load_progress import progress_bar
 from radixkv.model.released_memory import ReleasedTensors, release_memory
 from radixkv.model.rewritten_model import RewrittenModel, reached_tensors, write_in_place
@@ -31,7 +31,6 @@ from radixkv.model.warm_up import first_steps
 from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
 from radixkv.scheduling.batch import Batch
-from radixkv.text.thread_priority import yield_to_steps
 from radixkv_kernels import Ahead, AttentionPlan, Bytes, GroupedKV, KVLayout, KVSpec, make_backend, make_kv
 from radixkv_kernels.states import StateSpec
 
@@ -65,6 +64,7 @@ class ModelRunner:
         images: encodes images; None: the model sees none.
         states, windows: see `radixkv.engine.runner.Runner`.
         copies: saves and loads beside the steps; None: a thread reads the CPU's memory.
+        host_copies: what that thread copies.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class ModelRunner:
             assert isinstance(self.kv, GroupedKV)
             self.windows = RunnerWindows(spec, limits.max_num_tokens, self.kv, self.copies)
         self.images = None if loaded.vision is None else RunnerImages(loaded.vision)
-        self._saver: ThreadPoolExecutor | None = None  # made when it is needed
+        self.host_copies = HostCopies()
         self.graphs: StepGraphs | None = None
         # With ranks in deterministic mode, they agree on a multiple later; its states take other kernels.
         if self.device.type == "cuda" and (not deterministic or (is_alone and self.states is None)):
@@ -158,8 +158,9 @@ class ModelRunner:
 
     def release(self, *, weights: bool) -> None:
         """See `radixkv.engine.runner.Runner`. A CPU's weights stay unless they are given up."""
-        if self._saver is not None:
-            self._saver.submit(lambda: None).result()  # what it copies is in this memory
+        for part in (self, self.states, self.windows):
+            if part is not None:
+                part.host_copies.finish()  # what they copy is in this memory
         memory = [*self.kv.tensors(), *(() if self.states is None else self.states.tensors())]
         if self.device.type == "cpu":  # the addresses stay: kernels know them
             release_memory(memory)
@@ -283,14 +284,7 @@ class ModelRunner:
     def save(self, blocks: Sequence[int]) -> BlockCopy:
         """See `radixkv.engine.runner.Runner`. A CPU's memory is read by a thread of its own."""
         if self.copies is None:
-            if self._saver is None:
-                self._saver = ThreadPoolExecutor(
-                    1, "radixkv-saver", initializer=yield_to_steps, initargs=(10,)
-                )
-            rows, read = np.empty((len(blocks), self.bytes_per_block), np.uint8), self.kv.block_reader()
-            copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
-            self._saver.submit(copy.run)
-            return copy
+            return self.host_copies.save(blocks, self.bytes_per_block, self.kv.block_reader())
         return self.copies.save(self.kv.gather_blocks(blocks))
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:

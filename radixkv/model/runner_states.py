@@ -10,6 +10,7 @@ import torch
 
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.device_copies import DeviceCopies
+from radixkv.model.host_copies import HostCopies
 from radixkv.model.state_layers.steps import PagedStep
 from radixkv.scheduling.batch import Batch, BatchStates
 from radixkv.scheduling.length_classes import plain_positions
@@ -27,7 +28,11 @@ class RunnerStates:
         backend: attention backend beside them, `cpu` or `triton`.
         device: device of the memory.
         deterministic: see `make_state_backend`.
-        copies: saves and loads of a GPU's memory, beside the steps; None: the engine's thread makes them.
+        copies: the attribute of this name.
+
+    Attributes:
+        copies: saves and loads of a GPU's memory, beside the steps; None: a thread reads the CPU's.
+        host_copies: what that thread copies.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class RunnerStates:
         deterministic: bool = False,
         copies: DeviceCopies | None = None,
     ) -> None:
-        self._copies = copies
+        self.copies, self.host_copies = copies, HostCopies()
         self.spec = spec
         self._memory = PagedStates(spec, device)
         self._backend = make_state_backend(backend, deterministic=deterministic)
@@ -64,6 +69,8 @@ class RunnerStates:
             states = BatchStates.empty(len(starts))
             states.ring_rows[:] = np.arange(len(starts)) % self.spec.num_rings
             starts = np.zeros_like(starts)
+        written = [*states.target_slots.tolist(), *(save.slot for save in states.saves)]
+        self.host_copies.before_writing(written)
         plan = plan_states(
             self.spec,
             batch.query_starts,
@@ -106,19 +113,17 @@ class RunnerStates:
 
     def save(self, slots: Sequence[int]) -> BlockCopy:
         """Copy slots out; see `radixkv.engine.runner.StateSlots`."""
-        if self._copies is not None:
-            return self._copies.save(self._memory.gather_slots(slots))
-        rows = np.empty((len(slots), self.spec.bytes_per_slot), np.uint8)
-        copy = BlockCopy(rows, lambda row: self._memory.read(slots[row], rows[row]))
-        copy.run()
-        return copy
+        if self.copies is not None:
+            return self.copies.save(self._memory.gather_slots(slots))
+        return self.host_copies.save(slots, self.spec.bytes_per_slot, self._memory.read)
 
     def load(self, slots: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill slots; see `radixkv.engine.runner.StateSlots`."""
-        if self._copies is None:
+        if self.copies is None:
+            self.host_copies.before_writing(slots)
             self._memory.load(slots, data)
             return
-        self._copies.load(
+        self.copies.load(
             lambda rows: self._memory.scatter_slots(slots, rows),
             *(data, len(slots), self.spec.bytes_per_slot, f"{len(slots)} states are"),
         )

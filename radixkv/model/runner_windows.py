@@ -13,6 +13,7 @@ from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.model.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.device_copies import DeviceCopies
+from radixkv.model.host_copies import HostCopies
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch, BatchWindows
 from radixkv_kernels import Ahead, AttentionBackend, Bytes, KVLayout
@@ -40,7 +41,11 @@ class RunnerWindows:
         layout: with groups that have a window.
         step_tokens: most tokens of a step.
         kv: the memory.
-        copies: saves and loads beside a GPU's steps; None: the memory is the host's.
+        copies: the attribute of this name.
+
+    Attributes:
+        copies: saves and loads of a GPU's memory, beside the steps; None: a thread reads the CPU's.
+        host_copies: what that thread copies.
     """
 
     def __init__(
@@ -50,8 +55,9 @@ class RunnerWindows:
         self.spec = WindowSpec(
             layout.window, layout.num_window_blocks, step_tokens, layout.bytes_per_window_block
         )
-        self._layers = layout.window_layers
-        self._kv, self.copies = kv.windows, copies
+        self._layers, self._block_size = layout.window_layers, layout.block_size
+        self._kv = kv.windows
+        self.copies, self.host_copies = copies, HostCopies()
 
     def plan(self, backend: AttentionBackend, batch: Batch, ahead: Ahead | None = None) -> GroupedPlan:
         """Plan the attention of a batch; `ahead` as in `AttentionBackend.plan`.
@@ -77,6 +83,8 @@ class RunnerWindows:
         """
         if write_slots is None:
             assert batch.windows is not None
+            blocks = batch.windows.write_slots // self._block_size
+            self.host_copies.before_writing(blocks.tolist())
             write_slots = to_device(batch.windows.write_slots, step.slots.device)
         own = {each.name: getattr(step, each.name) for each in fields(AttentionStep)}
         return WindowedStep(**own, window_layers=self._layers, window_slots=write_slots)
@@ -85,20 +93,18 @@ class RunnerWindows:
         """Copy blocks out; see `radixkv.engine.runner.WindowBlocks`."""
         if self.copies is not None:
             return self.copies.save(self._kv.gather_blocks(blocks))
-        rows, read = np.empty((len(blocks), self.spec.block_bytes), np.uint8), self._kv.block_reader()
-        copy = BlockCopy(rows, lambda row: read(blocks[row], rows[row]))
-        copy.run()
-        return copy
+        return self.host_copies.save(blocks, self.spec.block_bytes, self._kv.block_reader())
 
     def load(self, blocks: Sequence[int], data: Sequence[Bytes]) -> None:
         """Fill blocks; see `radixkv.engine.runner.WindowBlocks`."""
-        if self.copies is None:
-            self._kv.load_blocks(blocks, data)
+        if self.copies is not None:
+            self.copies.load(
+                lambda rows: self._kv.scatter_blocks(blocks, rows),
+                *(data, len(blocks), self.spec.block_bytes, f"the K/V of {len(blocks)} blocks is"),
+            )
             return
-        self.copies.load(
-            lambda rows: self._kv.scatter_blocks(blocks, rows),
-            *(data, len(blocks), self.spec.block_bytes, f"the K/V of {len(blocks)} blocks is"),
-        )
+        self.host_copies.before_writing(blocks)
+        self._kv.load_blocks(blocks, data)
 
     def _idle(self, batch: Batch) -> BatchWindows:
         """Tables for a batch as run before the first request."""

@@ -16,15 +16,26 @@ from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.window_checkpoints import WindowCheckpoints
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.runner import Runner, StateSlots, WindowBlocks
+from radixkv.model.block_copy import BlockCopy
 from radixkv.tiers.tier import Bytes
 
 
 class CheckpointMemory(ABC):
-    """Copies the contents of checkpoints, by their slots. Used by the engine's thread only."""
+    """Copies the contents of checkpoints, by their slots. Used by the engine's thread only.
+
+    Attributes:
+        num_bytes: of a record.
+    """
+
+    num_bytes: int
 
     @abstractmethod
-    def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of a checkpoint's record, uint8 [1, bytes of a record]."""
+    def save(self, slot: int) -> BlockCopy:
+        """Start to copy a checkpoint's contents; its slot may be given to others at once."""
+
+    def record(self, contents: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Return the record [1, bytes of a record] of contents that were copied."""
+        return contents
 
     @abstractmethod
     def restore(self, end: int, data: Bytes) -> int | None:
@@ -40,11 +51,10 @@ class StateMemory(CheckpointMemory):
 
     def __init__(self, keeper: Checkpoints, memory: StateSlots) -> None:
         self._keeper, self._memory = keeper, memory
+        self.num_bytes = memory.bytes_per_slot
 
-    def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        copy = self._memory.save([slot])
-        copy.run()
-        return copy.result()
+    def save(self, slot: int) -> BlockCopy:
+        return self._memory.save([slot])
 
     def restore(self, end: int, data: Bytes) -> int | None:
         slot = self._keeper.take_slot()
@@ -62,19 +72,20 @@ class WindowMemory(CheckpointMemory):
 
     def __init__(self, keeper: WindowCheckpoints, memory: WindowBlocks) -> None:
         self._keeper, self._memory = keeper, memory
-        self._num_bytes = bytes_per_window(keeper.spec, keeper.block_size)
+        self.num_bytes = bytes_per_window(keeper.spec, keeper.block_size)
 
-    def save(self, slot: int) -> npt.NDArray[np.uint8]:
-        copy = self._memory.save(self._keeper.pool.kept(slot))
-        copy.run()
-        contents, record = copy.result().reshape(-1), np.zeros((1, self._num_bytes), np.uint8)
-        record[0, : len(contents)] = contents
+    def save(self, slot: int) -> BlockCopy:
+        return self._memory.save(self._keeper.pool.kept(slot))
+
+    def record(self, contents: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        record = np.zeros((1, self.num_bytes), np.uint8)
+        record[0, : contents.size] = contents.reshape(-1)
         return record
 
     def restore(self, end: int, data: Bytes) -> int | None:
         size, record = self._keeper.spec.block_bytes, np.frombuffer(data, np.uint8)
-        if len(record) != self._num_bytes:
-            raise ValueError(f"a window has {self._num_bytes} bytes, not {len(record)}")
+        if len(record) != self.num_bytes:
+            raise ValueError(f"a window has {self.num_bytes} bytes, not {len(record)}")
         slot = self._keeper.take_window(end)
         if slot is not None:
             blocks = self._keeper.pool.kept(slot)

@@ -210,7 +210,7 @@ class Loads:
         try:
             return self._blocks.reserve(run, match)
         except OutOfBlocks:
-            if not self._saves.is_copying:
+            if not self._saves.holds_blocks:
                 raise
         self._saves.stop_copy()
         return self._blocks.reserve(run, match)

@@ -6,7 +6,8 @@
 
 A copy has a lease of its own: its blocks stay, whatever becomes of requests. A shortage of blocks
 stops it: the engine's thread helps copying for as long as requests may wait, then the blocks are free. What
-was copied is saved, and the rest is copied later, if it is still cached then.
+was copied is saved, and the rest is copied later, if it is still cached then. A GPU's blocks are gathered in
+the order of the steps, so that they are free at once: no request ever waits for such a copy.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class _Piece(NamedTuple):
 
 
 class _Save(NamedTuple):
-    """Copy of blocks under way."""
+    """Copy of blocks under way; `lease`: on blocks that it still reads."""
 
     number: int
     piece: _Piece
-    lease: Lease
+    lease: Lease | None
     copy: BlockCopy
 
 
@@ -99,7 +100,8 @@ class Saves:
 
     def __len__(self) -> int:
         """Number of texts and pieces to save or being copied."""
-        return len(self._offers) + len(self._pieces) + self.is_copying
+        num_states = 0 if self._states is None else len(self._states)
+        return len(self._offers) + len(self._pieces) + num_states + self.is_copying
 
     @property
     def is_copying(self) -> bool:
@@ -107,9 +109,14 @@ class Saves:
         return self._save is not None
 
     @property
+    def holds_blocks(self) -> bool:
+        """True if the copy under way keeps blocks from others."""
+        return self._save is not None and self._save.lease is not None
+
+    @property
     def is_due(self) -> bool:
         """True if a copy could begin. O(1)."""
-        return bool(self._offers or self._pieces) and not self.is_copying
+        return bool(self._pieces or (self._offers and not self._states)) and not self.is_copying
 
     def offer(self, token_ids: TokenIds, namespace: NamespaceName) -> None:
         """Offer the cached part of a text for saving, soon. O(1)."""
@@ -138,7 +145,8 @@ class Saves:
 
         Requests waiting for blocks come first: else the next copy would take the blocks just released.
         """
-        while self._offers and not self._pieces:
+        # One text's states are copied at a time.
+        while self._offers and not self._pieces and not self._states:
             token_ids, namespace = self._offers.popleft()
             for run in self._blocks.cached_runs(token_ids, namespace):
                 self._pieces.extend(self._wanted(run, token_ids, namespace))
@@ -185,7 +193,10 @@ class Saves:
             lease.release(used=False)
             self._failed(piece, error)
             return
-        self._save = _Save(self._ends.expect(copy), piece, lease, copy)
+        number = self._ends.expect(copy)
+        if not copy.reads_pool:
+            lease.release(used=False)
+        self._save = _Save(number, piece, lease if copy.reads_pool else None, copy)
 
     # ------------------------------------------------------------------ stopping
 
@@ -196,7 +207,7 @@ class Saves:
             is_rival: tells if blocks of a namespace would help.
             at_once: no request waits until all of them have been copied.
         """
-        if self._save is None or not is_rival(self._save.lease.namespace):
+        if self._save is None or self._save.lease is None or not is_rival(self._save.lease.namespace):
             return False
         if at_once:
             self.stop_copy()
@@ -228,7 +239,8 @@ class Saves:
         if save is None or save.number != number:
             return
         self._save = None
-        save.lease.release(used=False)
+        if save.lease is not None:
+            save.lease.release(used=False)
         data, error = result_of(save.copy)
         if error is not None:
             self._failed(save.piece, error)
@@ -256,7 +268,8 @@ class Saves:
         Its blocks may have changed hands: copied data is not trusted.
         """
         if self._save is not None:
-            self._save.copy.stop()
+            if self._save.lease is not None:
+                self._save.copy.stop()
             _drop(self._save.piece)
             self._save = None
         for piece in self._pieces:

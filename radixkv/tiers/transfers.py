@@ -50,7 +50,7 @@ class Transfers:
         self.states = states = None
         if keeper is not None:
             kept = open_checkpoint_memory(keeper, runner)
-            self.states = states = TierStates(tiers, cache, keeper, kept, log)
+            self.states = states = TierStates(tiers, cache, keeper, kept, ends, log)
         self.saves = Saves(tiers, cache, runner, clock, ends, log, states)
         self.loads = Loads(tiers, cache, runner, self.saves, speeds, clock, ends, log, states)
         self._clock = clock
@@ -76,6 +76,8 @@ class Transfers:
         for number, when in self.ends.take():
             self.loads.ended(number, when)
             self.saves.ended(number)
+            if self.states is not None:
+                self.states.ended(number)
         self.loads.write()
         self.loads.give_up_late()
 
@@ -83,3 +85,5 @@ class Transfers:
         """Abandon all transfers without changing the cache, which is no longer used."""
         self.loads.close()
         self.saves.close()
+        if self.states is not None:
+            self.states.close()

@@ -65,7 +65,7 @@ class JoinedSaves:
             rows[row, first[0] : first[1]] = own.row(row)
             self._receive(arriving, row)
 
-        copy = BlockCopy(rows, fill)
+        copy = BlockCopy(rows, fill, reads_pool=own.reads_pool)
         with self._lock:
             self._arriving[number] = arriving
         self._receiver.submit(self._take_in, number, arriving, copy)
