@@ -241,7 +241,7 @@ class EngineClient(ABC):
 
     @call(merge=any)
     async def is_sleeping(self) -> bool:
-        """Return True from `sleep` until all is awake."""
+        """Return True from `sleep`, at whichever level, until all is awake."""
 
     @call()
     async def abort(self, request_id: str) -> None:

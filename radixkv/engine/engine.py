@@ -95,6 +95,7 @@ class Engine:
     Attributes:
         paused: how it was paused; None: it runs.
         asleep: parts of it whose memory was given back.
+        is_sleeping: True from `sleep`, at whichever level, until all is awake.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Engine:
         self.adapters = adapters or AdapterRegistry()
         self.paused: PauseMode | None = None
         self.asleep: frozenset[Tag] = frozenset()
+        self.is_sleeping = False
         self._weights = weights
         self._weights_path: str | None = None  # of those that it has; None: the model's own
         self._has_weights = True
@@ -326,7 +328,7 @@ class Engine:
     def resume(self) -> None:
         """Go on after a pause; nothing happens while the engine sleeps, or if it runs."""
         if not self.asleep:
-            self.paused = None
+            self.paused, self.is_sleeping = None, False
 
     def read_weights(self, path: str | None) -> NewWeights:
         """Read other weights for the model, beside those that serve; see `WeightReader`. Any thread.
@@ -364,6 +366,9 @@ class Engine:
         for request in self.requests:
             for owner in (request, *request.samples):
                 owner.namespace = _of_model(owner.namespace, earlier, fingerprint)
+            for sample in request.samples:
+                if sample.needs_prompt_logits:
+                    sample.prompt_logprobs = [None]  # all of them by these weights
         self._start_over(self.cache.rebuilt(fingerprint))
 
     def sleep(self, level: int) -> None:
@@ -376,13 +381,13 @@ class Engine:
             InvalidRequestError: there is no such level, or the runner can give back nothing.
         """
         check_level(level)
-        self.paused = self.paused or "keep"
-        if not level:
-            return
-        if self._weights is None:
+        if level and self._weights is None:
             raise InvalidRequestError(
                 "several ranks (tensor_parallel) give no memory back: only sleep level 0", param="level"
             )
+        self.paused, self.is_sleeping = self.paused or "keep", True
+        if not level:
+            return
         assert isinstance(self.runner, GivesMemoryBack)
         with self._recovery():
             self._finish_step_ahead()

@@ -345,8 +345,14 @@ class AsyncEngine(RendersChats, EngineClient):
     async def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
         check_level(level)
         with self._alone():
+            was_paused = await self.is_paused()
             await self.pause(mode=mode)
-            await self.call(lambda engine: engine.sleep(level))
+            try:
+                await self.call(lambda engine: engine.sleep(level))
+            except InvalidRequestError:
+                if not was_paused:
+                    await self.resume()
+                raise
 
     async def wake_up(self, tags: Sequence[Tag] | None = None) -> None:
         waking = check_tags(tags)
@@ -358,7 +364,7 @@ class AsyncEngine(RendersChats, EngineClient):
             await self.call(lambda engine: self._wake(engine, waking, new))
 
     async def is_sleeping(self) -> bool:
-        return await self.call(lambda engine: engine.is_frozen)
+        return await self.call(lambda engine: engine.is_sleeping)
 
     def _use(self, engine: Engine, new: NewWeights) -> None:
         engine.use_weights(new)

@@ -160,7 +160,8 @@ class LLM:
     ) -> str:
         """Serve other weights of the same model from now on; prefixes of the earlier ones are gone.
 
-        They are read and checked whole first: where anything is wrong, the earlier ones stay.
+        They are read and checked whole first: where anything is wrong, the earlier ones stay. A folder of
+        safetensors may be written over afterwards; after `sleep(2)` it is read again.
 
         Args:
             weights: a folder with config.json and safetensors (a GGUF file where the model is one); or
@@ -233,8 +234,8 @@ class LLM:
 
     @property
     def is_sleeping(self) -> bool:
-        """True from `sleep` until all is awake."""
-        return self.engine.is_frozen
+        """True from `sleep`, at whichever level, until all is awake."""
+        return self.engine.is_sleeping
 
     def _drain(self, mode: PauseMode) -> None:
         """Do to running streams what a mode says."""

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from radixkv.engine.config import EngineConfig
 from radixkv.engine.weights import NewWeights
+from radixkv.model.loading.file_pages import copy_from_files
 from radixkv.model.loading.loader import LoadedModel, reload_model
+from radixkv.model.rewritten_model import reached_tensors
 from radixkv.model.runner import ModelRunner
 
 
@@ -26,4 +28,6 @@ class ServedWeights:
     def read(self, path: str | None) -> NewWeights:
         loaded = reload_model(self._config, self._served, path or self._config.model)
         rewritten, runner = self._runner.rewrite(loaded), self._runner
+        if path is not None:
+            copy_from_files(reached_tensors(rewritten.model))  # training loops write over what they saved
         return NewWeights(path, loaded.fingerprint, lambda: runner.exchange(rewritten))

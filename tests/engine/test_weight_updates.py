@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,6 +100,36 @@ def test_tokens_after_an_update_are_those_of_a_fresh_engine(folders, name, chang
         assert tokens(llm, PROMPT, OTHER) == expected  # hot
         llm.update_weights(tensors_of(old))
         assert tokens(llm, PROMPT, OTHER) == before
+
+
+@pytest.mark.parametrize("changes", [{}, {"dtype": "bfloat16"}, {"deterministic": True}], ids=str)
+def test_a_folder_may_be_written_over_after_an_update(folders, tmp_path, changes):
+    old, new = folders()
+    folder = shutil.copytree(new, tmp_path / "saved")
+    with LLM(str(old), **(SETTINGS | changes)) as llm:
+        llm.update_weights(folder)
+        before = tokens(llm, PROMPT)
+        shutil.copytree(old, folder, dirs_exist_ok=True)  # the files stay, with other contents
+        llm.engine.cache.reset()
+        assert tokens(llm, PROMPT) == before
+        if sys.platform == "linux":
+            gc.collect()
+            assert str(folder) not in Path("/proc/self/maps").read_text()  # none would end the process
+
+
+def test_logprobs_of_a_prompt_are_of_one_model(llm, folders):
+    """An update while some chunks of a prompt have been computed."""
+    params = SamplingParams(temperature=0.0, max_tokens=2, prompt_logprobs=1)
+    prompt = (PROMPT * 3)[:190]
+    llm.engine.add_request(prompt, params)
+    llm.engine.step()
+    llm.update_weights(folders()[1])
+    finished = []
+    while llm.engine.has_work:
+        finished += llm.engine.step().finished
+    with LLM(str(folders()[1]), **SETTINGS) as other:
+        expected = other.generate([prompt], params, progress=False)[0].prompt_logprobs
+    assert [output.prompt_logprobs for output in finished] == [expected]
 
 
 def test_a_generator_of_tensors_in_another_dtype(llm, folders):
@@ -204,6 +236,9 @@ def test_a_tier_gives_no_old_blocks(folders, tmp_path):
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_sleep_and_wake(llm, folders, level):
     before = tokens(llm, PROMPT)
+    llm.engine.pause("keep")
+    assert not llm.is_sleeping
+    llm.engine.resume()
     llm.sleep(level)
     assert llm.is_sleeping
     with pytest.raises(EnginePausedError):

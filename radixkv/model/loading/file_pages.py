@@ -57,6 +57,26 @@ def release_file_pages(ranges: Iterable[Range]) -> int:
     return released
 
 
+def copy_from_files(tensors: Iterable[torch.Tensor]) -> None:
+    """Give tensors that are mapped from weight files memory of their own. Linux only.
+
+    A file that is written over while it is mapped changes the tensors, and one that becomes shorter ends the
+    process. Tensors that share memory still do.
+    """
+    with contextlib.suppress(OSError):
+        mappings = [(first, last) for first, last, _ in _weight_mappings("/proc/self/maps")]
+        copies: dict[int, torch.UntypedStorage] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if tensor.device.type != "cpu" or not any(first <= address < last for first, last in mappings):
+                continue
+            if address not in copies:
+                copies[address] = storage.clone()
+            own = torch.empty(0, dtype=tensor.dtype)
+            tensor.data = own.set_(copies[address], tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
 def _madvise() -> Any:
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -74,18 +94,23 @@ def _unchanged_mappings() -> list[Range]:
 
     A written page of a private mapping exists nowhere else: releasing it would lose the change.
     """
-    found: list[Range] = []
     if ".safetensors" not in Path("/proc/self/maps").read_text():
-        return found  # smaps takes the kernel a fifth of a second where gigabytes are mapped
-    candidate: Range | None = None
-    with open("/proc/self/smaps") as smaps:
-        for line in smaps:
+        return []  # smaps takes the kernel a fifth of a second where gigabytes are mapped
+    found = _weight_mappings("/proc/self/smaps")
+    return [(first, last) for first, last, anonymous in found if anonymous == "0"]
+
+
+def _weight_mappings(path: str) -> list[tuple[int, int, str | None]]:
+    """Return each mapping of a weight file: its first and last address, and the kB written to, if told."""
+    found: list[tuple[int, int, str | None]] = []
+    is_weights = False
+    with open(path) as lines:
+        for line in lines:
             mapping = _MAPPING.match(line)
             if mapping is not None:
                 is_weights = mapping[3].endswith(".safetensors")
-                candidate = (int(mapping[1], 16), int(mapping[2], 16)) if is_weights else None
-            elif candidate is not None and line.startswith("Anonymous:"):
-                if line.split()[1] == "0":
-                    found.append(candidate)
-                candidate = None
+                if is_weights:
+                    found.append((int(mapping[1], 16), int(mapping[2], 16), None))
+            elif is_weights and line.startswith("Anonymous:"):
+                found[-1] = (*found[-1][:2], line.split()[1])
     return found

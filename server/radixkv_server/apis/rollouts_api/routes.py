@@ -133,7 +133,11 @@ async def server_info(request: Request) -> Response:
     context, _ = await _admin(request, "config_format")
     engine = context.engine
     config = {
-        "model_config": {"model": engine.model_name, "max_model_len": engine.limits.max_model_len},
+        "model_config": {
+            "model": engine.model_name,
+            "max_model_len": engine.limits.max_model_len,
+            "logprobs_mode": "raw_logprobs",
+        },
         "parallel_config": {"tensor_parallel_size": engine.config.tensor_parallel},
         "weight_transfer_config": None,
     }
@@ -170,7 +174,7 @@ async def wake_up(request: Request) -> Response:
 
 @router.get("/is_sleeping")
 async def is_sleeping(request: Request) -> Response:
-    """Return whether the engine sleeps."""
+    """Return whether the engine sleeps: from /sleep, at whichever level, until all is awake."""
     context, _ = await _admin(request)
     return json_response({"is_sleeping": await context.engine.is_sleeping()})
 
