@@ -40,7 +40,7 @@ from radixkv_kernels.triton.low_rank import (
     low_rank_constants,
     low_rank_inner_kernel,
 )
-from radixkv_kernels.triton.merge import merge_kernel
+from radixkv_kernels.triton.merge import merge_constants, merge_kernel
 from radixkv_kernels.triton.residual_norm import residual_norm_kernel, warps_for
 from radixkv_kernels.triton.rotate_write import QUERY_HEADS, rotate_write_kernel, rotation_warps
 from radixkv_kernels.triton.router import (
@@ -327,14 +327,10 @@ def compile_merge(heads: int, head_size: int, target: str) -> Any:
     """The compiled merge kernel, bf16."""
     pointers = {"out_ptr": "*bf16", "blob_ptr": "*i32"}
     pointers |= dict.fromkeys(("partial_out_ptr", "partial_stat_ptr", "sinks_ptr"), "*fp32")
-    constants = {
-        "HQ": heads,
-        "V": head_size,
-        "VP": triton.next_power_of_2(head_size),
-        "BH": 4,
-        "SINKS": True,
-    }
-    return compile_kernel(merge_kernel, pointers, constants, list(pointers), target)
+    constants = merge_constants(heads, triton.next_power_of_2(head_size))
+    warps = constants.pop("num_warps")
+    constants |= {"V": head_size, "SINKS": True}
+    return compile_kernel(merge_kernel, pointers, constants, list(pointers), target, warps)
 
 
 def compile_write(kv_heads: int, head_size: int, stored: str, target: str) -> Any:
@@ -651,6 +647,14 @@ def _tool(name: str) -> str | None:
     return str(path) if path.exists() else None
 
 
+def assembly(kernel: Any) -> str:
+    """The machine's instructions of a compiled NVIDIA kernel; empty where triton brings no disassembler."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as f:
+        f.write(kernel.asm["cubin"])
+        f.flush()
+        return _run([_tool("cuobjdump"), "-sass", f.name]) or _run([_tool("nvdisasm"), f.name])
+
+
 def inspect_kernel(kernel: Any, target: str) -> Report:
     """Read a compiled kernel's resources. Raises RuntimeError if the tools' output is not understood."""
     shared, warps = int(kernel.metadata.shared), int(kernel.metadata.num_warps)
@@ -660,7 +664,7 @@ def inspect_kernel(kernel: Any, target: str) -> Report:
         f.write(kernel.asm["cubin"])
         f.flush()
         usage = _run([_tool("cuobjdump"), "-res-usage", f.name])
-        code = _run([_tool("cuobjdump"), "-sass", f.name]) or _run([_tool("nvdisasm"), f.name])
+    code = assembly(kernel)
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if not found or not code:
         raise RuntimeError(f"could not read the kernel's resources: {usage[-500:]}")

@@ -18,6 +18,7 @@ import triton
 
 import benchmarks.ahead_of_time as aot
 from benchmarks.state_compilation import STATE_KERNELS
+from radixkv_kernels.triton.merge import AT_ONCE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "lab" / "kernel_table.md"
 START, END = "<!-- kernel table: begin -->", "<!-- kernel table: end -->"
@@ -65,6 +66,24 @@ def state_table() -> str:
     return "\n".join(lines)
 
 
+def merge_table() -> str:
+    lines = [
+        f"The merge of partials of 32 heads, {AT_ONCE} of which are loaded ahead.",
+        "",
+        "| head size | target | warps | registers | spills (bytes) | programs per SM |",
+        "|---|---|---|---|---|---|",
+    ]
+    for head_size in (64, 128, 256, 512):
+        for target in ("sm_80", "sm_90"):
+            kernel = aot.compile_merge(32, head_size, target)
+            report = aot.inspect_kernel(kernel, target)
+            lines.append(
+                f"| {head_size} | {target} | {kernel.metadata.num_warps} | {report.registers} "
+                f"| {report.spill_bytes} | {report.programs_per_sm} |"
+            )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -74,7 +93,7 @@ def main() -> None:
     page = PAGE.read_text()
     before, rest = page.split(START)
     after = rest.split(END)[1]
-    new = f"{before}{START}\n{table()}\n\n{state_table()}\n{END}{after}"
+    new = f"{before}{START}\n{table()}\n\n{merge_table()}\n\n{state_table()}\n{END}{after}"
     if args.check:
         sys.exit(f"{PAGE.name} is out of date" if new != page else 0)
     PAGE.write_text(new)

@@ -18,6 +18,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from benchmarks import ahead_of_time as aot  # noqa: E402
 from benchmarks import state_compilation as states  # noqa: E402
 from radixkv_kernels.triton.head_shape import heads_per_program  # noqa: E402
+from radixkv_kernels.triton.merge import AT_ONCE  # noqa: E402
 from radixkv_kernels.triton.tiles import choose_tile, launch_tile  # noqa: E402
 
 #: The table is chosen with the assembler of triton 3.9. Older ones spill a few words of bookkeeping in
@@ -150,6 +151,20 @@ def test_the_other_kernels(target: str) -> None:
         report = aot.inspect_kernel(kernel, target)
         assert report.spill_bytes == 0
         assert report.registers <= 128
+
+
+@pytest.mark.parametrize("head_size", by_day((64, 80, 128, 256, 512), 128))
+def test_merge_loads_partials_ahead(head_size: int) -> None:
+    """In the loop all loads of a round come before its first fold, as the assembler orders them."""
+    kernel = aot.compile_merge(32, head_size, "sm_90")
+    report = aot.inspect_kernel(kernel, "sm_90")
+    assert report.spill_bytes == 0
+    assert report.registers <= 96
+    loops = re.split(r"\bBRA\b", aot.assembly(kernel))
+    [ops] = [found for loop in loops if len(found := re.findall(r"\b(LDG|FMNMX)\b", loop)) > 32]
+    # A place, a maximum, a sum and a row of each partial.
+    assert ops.count("LDG") >= 4 * AT_ONCE
+    assert ops == ["LDG"] * ops.count("LDG") + ["FMNMX"] * AT_ONCE
 
 
 @pytest.mark.parametrize("target", [pytest.param("sm_80", marks=ALL_TILES), "sm_90"])

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 
 from radixkv_kernels.interface import BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
@@ -55,18 +54,17 @@ class KernelLauncher:
                     shape | {"AHEAD": sees_ahead},
                 )
         if merged:
-            heads = min(4, triton.next_power_of_2(self.config.num_query_heads))
-            merge.merge_kernel[(merged, -(-self.config.num_query_heads // heads))](
+            heads, is_interpreted = self.config.num_query_heads, out.device.type == "cpu"
+            constants = merge.merge_constants(heads, self._heads["VP"], is_interpreted=is_interpreted)
+            merge.merge_kernel[(merged, heads // constants["BH"])](
                 out,
                 self._partials.out,
                 self._partials.stat,
                 buffers.blob,
                 sinks,
                 V=self._heads["V"],
-                VP=self._heads["VP"],
-                BH=heads,
-                num_warps=4,
-                **shape,
+                SINKS=shape["SINKS"],
+                **constants,
             )
 
     def _attend(

@@ -13,6 +13,18 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
+#: Partials whose loads are all issued before the first of them is folded.
+AT_ONCE = 16
+#: Elements of a row for each thread; with more, the assembler puts off loads to spare registers.
+_PER_THREAD = 2
+
+
+def merge_constants(heads: int, padded: int, *, is_interpreted: bool = False) -> dict[str, int]:
+    """Launch options of the merge of rows of `padded` elements. An interpreter, where operations take time
+    and waiting does not, has many heads in a program and loads nothing ahead."""
+    at_once, block = (1, heads & -heads) if is_interpreted else (AT_ONCE, 1)
+    warps = max(1, padded // (32 * _PER_THREAD))
+    return {"HQ": heads, "VP": padded, "BH": block, "AT_ONCE": at_once, "num_warps": warps}
 
 
 @triton.jit
@@ -46,31 +58,52 @@ def finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
 @triton.jit
 def merge_kernel(
     out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr,
-    HQ: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BH: tl.constexpr, SINKS: tl.constexpr,
+    HQ: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BH: tl.constexpr, AT_ONCE: tl.constexpr,
+    SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (token bucket, ceil(HQ / BH)): fold the partials of BH heads of one token."""
+    """Grid (token bucket, HQ / BH): fold the partials of BH heads of one token, in order.
+
+    A decode alone has dozens, and each is some hundred nanoseconds away. So the places of AT_ONCE of them are
+    loaded before the first partial, and these before the first fold. Partials that a last round lacks change
+    no bit.
+    """
     index = tl.program_id(0)
-    if index >= tl.load(blob_ptr + 2):
-        return
     head = tl.program_id(1) * BH + tl.arange(0, BH)
-    valid = head < HQ
-    w = tl.arange(0, VP)
-    inside = valid[:, None] & (w < V)[None, :]
-    token = tl.load(blob_ptr + tl.load(blob_ptr + 5) + index)
+    count = tl.load(blob_ptr + 2)
+    tokens = blob_ptr + tl.load(blob_ptr + 5)
     ends = blob_ptr + tl.load(blob_ptr + 8) + index
     slots = blob_ptr + tl.load(blob_ptr + 9)
+    if index >= count:
+        return
+    begin, end = tl.load(ends), tl.load(ends + 1)
+    token = tl.load(tokens + index).to(tl.int64)
+    w = tl.arange(0, VP)
+    zeros = tl.zeros((BH,), tl.int32)
+    inside = (zeros == 0)[:, None] & (w < V)[None, :]
     total_out = tl.zeros((BH, VP), tl.float32)
     total_max = tl.full((BH,), float("-inf"), tl.float32)
     total_sum = tl.zeros((BH,), tl.float32)
-    for i in range(tl.load(ends), tl.load(ends + 1)):
-        slot = tl.load(slots + i).to(tl.int64) * HQ + head
-        out = tl.load(partial_out_ptr + slot[:, None] * V + w[None, :], mask=inside, other=0.0)
-        top = tl.load(partial_stat_ptr + slot * 2, mask=valid, other=0.0)
-        sums = tl.load(partial_stat_ptr + slot * 2 + 1, mask=valid, other=1.0)
-        total_out, total_max, total_sum = fold(total_out, total_max, total_sum, out, top, sums)
+    for first in range(begin, end, AT_ONCE):
+        places = ()
+        for j in tl.static_range(AT_ONCE):
+            slot = tl.load(slots + first + j, mask=end > first + j, other=0)
+            places += (slot.to(tl.int64) * HQ + head,)
+        outs, tops, sums = (), (), ()
+        for j in tl.static_range(AT_ONCE):
+            exists = zeros + first + j < end
+            stat_at = partial_stat_ptr + places[j] * 2
+            tops += (tl.load(stat_at, mask=exists, other=float("-inf")),)
+            sums += (tl.load(stat_at + 1, mask=exists, other=0.0),)
+            at = partial_out_ptr + places[j][:, None] * V + w[None, :]
+            # 0 times -0, added to a total, leaves its sign.
+            outs += (tl.load(at, mask=inside & exists[:, None], other=-0.0),)
+        for j in tl.static_range(AT_ONCE):
+            total_out, total_max, total_sum = fold(
+                total_out, total_max, total_sum, outs[j], tops[j], sums[j]
+            )  # fmt: skip
     sink = tl.zeros((BH,), tl.float32)
     if SINKS:
-        sink = tl.load(sinks_ptr + head, mask=valid, other=0.0)
+        sink = tl.load(sinks_ptr + head)
     result = finish(total_out, total_max, total_sum, sink, SINKS)
-    out_at = (token.to(tl.int64) * HQ + head) * V
-    tl.store(out_ptr + out_at[:, None] + w[None, :], result.to(out_ptr.dtype.element_ty), mask=inside)
+    at = out_ptr + (token * HQ + head)[:, None] * V + w[None, :]
+    tl.store(at, result.to(out_ptr.dtype.element_ty), mask=inside)

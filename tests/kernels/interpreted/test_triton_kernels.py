@@ -331,6 +331,33 @@ def test_recorded_launches_replay_with_other_plans(monkeypatch: pytest.MonkeyPat
     assert replays == 5 if rows else replays >= 2
 
 
+def test_partials_loaded_ahead_change_no_bit() -> None:
+    """Merges in rounds of one partial, of many heads a program, and as a GPU has them: of 16, one head."""
+    heads, size, counts = 6, 20, (1, 3, 16, 21)
+    draw = torch.Generator().manual_seed(0)
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    places = np.random.default_rng(0).permutation(ends[-1])
+    header = np.zeros(16, np.int32)
+    header[[2, 5, 8, 9]] = len(counts), 16, 16 + len(counts), 17 + 2 * len(counts)
+    blob = torch.from_numpy(np.concatenate([header, [2, 0, 3, 1], ends, places]).astype(np.int32))
+    rows = torch.randn(ends[-1], heads, size, generator=draw)
+    stats = torch.rand(ends[-1], heads, 2, generator=draw) + 0.1
+    stats[places[2], 0, 0], stats[places[2], 0, 1], rows[places[2], 0] = float("-inf"), 0, 0  # saw nothing
+    sinks, results = torch.randn(heads, generator=draw), []
+    for is_interpreted in (True, False):
+        constants = merge.merge_constants(heads, 32, is_interpreted=is_interpreted)
+        results.append(torch.zeros(4, heads, size))
+        grid = len(counts) + 2, heads // constants["BH"]
+        merge.merge_kernel[grid](results[-1], rows, stats, blob, sinks, V=size, SINKS=True, **constants)
+    assert torch.equal(*results)
+    for row, begin, end in zip((2, 0, 3, 1), ends, ends[1:], strict=False):
+        own = places[begin:end]
+        weights = stats[own, :, 0].double().exp2()
+        total = (weights * stats[own, :, 1]).sum(0) + sinks.double().exp()
+        expected = (weights[..., None] * rows[own]).sum(0) / total[:, None]
+        torch.testing.assert_close(results[0][row].double(), expected, atol=1e-6, rtol=1e-5)
+
+
 def test_padded_steps_have_two_keys_for_each_number_of_rows() -> None:
     """With the kernel for chunks and shared prefixes and without it, whatever the contexts are."""
     rng = np.random.default_rng(3)
