@@ -23,6 +23,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from radixkv_kernels import Pairs
 from radixkv_kernels.kv_cache import KVSpec
 from radixkv_kernels.triton.copy import copy_kernel
 from radixkv_kernels.triton.experts import (
@@ -35,6 +36,8 @@ from radixkv_kernels.triton.experts import (
 from radixkv_kernels.triton.fp8_rows import round_rows_kernel, rounding_block, rounding_warps
 from radixkv_kernels.triton.gated import ACTIVATIONS, gated_kernel
 from radixkv_kernels.triton.head_shape import head_constants, heads_per_program, widest
+from radixkv_kernels.triton.latent_write import QUERY_HEADS as LATENT_QUERY_HEADS
+from radixkv_kernels.triton.latent_write import latent_write_kernel
 from radixkv_kernels.triton.low_rank import (
     low_rank_add_kernel,
     low_rank_constants,
@@ -470,6 +473,42 @@ def compile_rotate_write(
     } | flags
     warps = rotation_warps(heads[1], max(turned, head_size - turned))
     return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
+
+
+def compile_latent_write(
+    heads: int, sizes: tuple[int, int, int], stored: str, target: str, dtype: str = "bf16"
+) -> Any:
+    """The compiled kernel that turns queries of latents and writes these to a cache of `stored` elements.
+
+    Args:
+        sizes: elements of a query that do not turn, of the others, and of a latent.
+    """
+    plain, rest, latent = sizes
+    names = latent_write_kernel.arg_names
+    types = {n: "*fp32" if "scale" in n else f"*{dtype}" for n in names if n.endswith("_ptr")}
+    types |= {"key_data_ptr": f"*{stored}", "slots_ptr": "*i64", "rows_ptr": "*i64"}
+    aligned = [*types, "query_stride", "latents_stride", "rotation_stride"]
+    strides = ("query_stride", "latents_stride", "rotation_stride")
+    types |= dict.fromkeys(("num_tokens", "num_entries", *strides), "i32")
+    types |= dict.fromkeys(("eps", "limit"), "fp32")
+    constants = {
+        "H": heads,
+        "BQ": min(LATENT_QUERY_HEADS, triton.next_power_of_2(heads)),
+        "QD": plain + rest,
+        "L": latent,
+        "LP": triton.next_power_of_2(latent),
+        "R": rest,
+        "RP": triton.next_power_of_2(rest // 2),
+        "D": latent + rest,
+        "TURNS": True,
+        "STEP": 1,
+        "PAIRS": Pairs.GATHERED.value,
+        "ROUNDED": True,
+        "NORM": PLAIN_NORM,
+        "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
+        "HAS_ROWS": False,
+    }
+    return compile_kernel(latent_write_kernel, types, constants, aligned, target, 4, fp_fusion=False)
 
 
 def compile_sample(vocabulary: int, target: str, dtype: str = "bf16") -> Any:

@@ -15,7 +15,7 @@ import torch
 
 from radixkv_kernels.interface import Ahead, AttentionBackend, AttentionPlan, BlockTables
 from radixkv_kernels.kv_groups import KVLayout
-from radixkv_kernels.norm_rotary import Rotation
+from radixkv_kernels.norm_rotary import LatentRotation, Rotation
 
 
 class GroupedPlan(AttentionPlan):
@@ -102,6 +102,21 @@ class GroupedBackend(AttentionBackend):
     ) -> torch.Tensor:
         group, index = self._places[layer]
         return self.backends[group].rotate_and_write(kv.groups[group], index, merged, rotation, slots, rows)
+
+    def write_latents(
+        self,
+        kv: Any,
+        layer: int,
+        query: torch.Tensor,
+        folded: torch.Tensor,
+        latents: torch.Tensor,
+        rotation: LatentRotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        group, index = self._places[layer]
+        own, memory = self.backends[group], kv.groups[group]
+        own.write_latents(memory, index, query, folded, latents, rotation, slots, rows)
 
     def attend(
         self,

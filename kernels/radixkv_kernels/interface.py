@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from radixkv_kernels.kv_cache import COMPUTE_DTYPES, KVSpec, PagedKV
-from radixkv_kernels.norm_rotary import Rotation
+from radixkv_kernels.norm_rotary import LatentRotation, Rotation
 
 #: Block tables of a batch: R int32 arrays, or one int32 [R, W]; entries past a request's last block are
 #: ignored.
@@ -265,6 +265,32 @@ class AttentionBackend(ABC):
             key, value = key[: len(slots)], value[: len(slots)]
         self.write(kv, layer, key, value, slots, rows)
         return query
+
+    def write_latents(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        folded: torch.Tensor,
+        latents: torch.Tensor,
+        rotation: LatentRotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        """Rotate queries of latents, norm and rotate latents, and `write` these as keys.
+
+        Args:
+            query: `[T, Hq, plain + rest]`; latents: `[T, latent + rest]`, see `LatentRotation`.
+            folded: `[T, Hq, D]`, whose elements from `latent` on are written.
+            slots, rows: as in `rotate_and_write`.
+        """
+        spec, start = self.config.spec, rotation.latent
+        folded[..., start : start + rotation.rest] = rotation.turned(query)
+        folded[..., start + rotation.rest :] = 0
+        key = rotation.key(latents, spec.head_size)
+        if rows is None:
+            key = key[: len(slots)]
+        self.write(kv, layer, key, key[..., : spec.value_size], slots, rows)
 
     def attend(
         self,

@@ -148,6 +148,37 @@ class Rotation:
         return query, key, value if self.value_norm is None else _normed(value, self.value_norm)
 
 
+@dataclass(frozen=True)
+class LatentRotation:
+    """What happens to T tokens' queries and latents, as products give them, before absorbed attention (MLA).
+
+    A row of queries has all heads; a row of latents has what they share, the stored key once it is normed
+    and turned::
+
+        | plain 0 | turned 0 | plain 1 | turned 1 | ..          | latent | turned |
+
+    Attributes:
+        turn: of the parts that turn, whole, or of none.
+        norm: of the latent.
+        latent, rest: elements of the latent and of a part that turns.
+    """
+
+    turn: RotaryTurn
+    norm: Norm
+    latent: int
+    rest: int
+
+    def key(self, latents: Tensor, size: int) -> Tensor:
+        """[T, latent + rest] -> keys as they are stored, [T, 1, size], zeros at their ends."""
+        latent = self.norm.apply(latents[:, : self.latent])[:, None]
+        parts = [latent, self.turn.apply(latents[:, None, self.latent :])]
+        return torch.nn.functional.pad(torch.cat(parts, -1), (0, size - self.latent - self.rest))
+
+    def turned(self, query: Tensor) -> Tensor:
+        """[T, heads, plain + rest] -> the turned parts, [T, heads, rest]."""
+        return self.turn.apply(query[..., -self.rest :])
+
+
 def _normed(heads: Tensor, norm: Norm) -> Tensor:
     """[T, heads, D], normed over each head or over all of them."""
     if norm.weight is not None and norm.weight.dim() == 1 and norm.weight.numel() > heads.shape[2]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
@@ -27,6 +28,7 @@ from radixkv.model.step_context import current_step
 from radixkv_kernels import (
     AttentionBackend,
     AttentionPlan,
+    LatentRotation,
     Rotation,
     reference_attention,
 )
@@ -113,6 +115,29 @@ class AttentionStep:
         """
         query = self.backend.rotate_and_write(self.kv, layer, merged, rotation, *self._target(layer))
         return self._attend(layer, query, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def attend_latents(
+        self,
+        layer: int,
+        query: Tensor,
+        folded: Tensor,
+        latents: Tensor,
+        rotation: LatentRotation,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """`attend` for latents and queries of them, neither normed nor rotated yet.
+
+        Args:
+            query: [T, Hq, nope + rope]; latents: [T, latent + rope], see `LatentRotation`.
+            folded: [T, Hq, K], its first elements folded queries; the others are overwritten.
+
+        Returns:
+            [T, Hq, V].
+        """
+        slots, rows = self._target(layer)
+        self.backend.write_latents(self.kv, layer, query, folded, latents, rotation, slots, rows)
+        return self._attend(layer, folded, scale=scale, window=None)
 
     def _target(self, layer: int) -> tuple[Tensor, Tensor | None]:
         """Slots and rows of the keys and values of a layer."""
@@ -246,6 +271,23 @@ class PlainCausalStep:
     ) -> Tensor:
         """See `AttentionStep.attend_merged`."""
         return self.attend(layer, *rotation.apply(merged, *heads), **scoring)
+
+    def attend_latents(
+        self,
+        layer: int,
+        query: Tensor,
+        folded: Tensor,
+        latents: Tensor,
+        rotation: LatentRotation,
+        *,
+        scale: float,
+    ) -> Tensor:
+        """See `AttentionStep.attend_latents`."""
+        rest = pad(rotation.turned(query), (0, folded.shape[2] - rotation.latent - rotation.rest))
+        whole = torch.cat([folded[..., : rotation.latent], rest], -1)
+        key = rotation.key(latents, folded.shape[2])
+        value = key[..., : -(-rotation.latent // HEAD_MULTIPLE) * HEAD_MULTIPLE]
+        return self.attend(layer, whole, key, value, window=None, scale=scale)
 
 
 def _is_same(a: Tensor, b: Tensor) -> bool:

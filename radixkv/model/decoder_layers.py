@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from radixkv.model.attention_hook import HEAD_MULTIPLE
+from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
@@ -255,9 +256,61 @@ class AttentionParts:
     gated: bool = False
     shared: bool = False
 
+    @property
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """Products that become one."""
+        return self.merged
+
+    @property
+    def others(self) -> tuple[nn.Linear, ...]:
+        """The other products."""
+        return (self.output,)
+
     def without_products(self) -> AttentionParts:
         """The same for what has its own products, so that the memory of these can be given back."""
         return replace(self, merged=(), output=cast(Any, None), joined=None)
+
+
+@dataclass(frozen=True)
+class LatentParts:
+    """Absorbed attention of latents, see `radixkv.model.latent_attention`.
+
+    Attributes:
+        query: the product of queries, or their down product, whose result `query_norm` norms for `query_up`.
+        down: the product of latents and what turns of keys; `latent_norm`: of the latents.
+        latents: its weights fold queries and outputs.
+        turning, output, scale: as in `AttentionParts`.
+        names: of `query` and `down`, of `query_up`, and of `output`.
+        indexer: of a sparse attention, whose choice is not used; None: there is none.
+    """
+
+    layer_index: int
+    query: nn.Linear
+    query_norm: Norm | None
+    query_up: nn.Linear | None
+    down: nn.Linear
+    latent_norm: Norm
+    latents: Latents
+    output: nn.Linear
+    turning: Turning
+    scale: float
+    names: tuple[tuple[str, str], str, str]
+    indexer: nn.Module | None = None
+
+    @property
+    def inputs(self) -> tuple[nn.Linear, ...]:
+        """Products that become one."""
+        return (self.query, self.down)
+
+    @property
+    def others(self) -> tuple[nn.Linear, ...]:
+        """The other products."""
+        return (self.output,) if self.query_up is None else (self.query_up, self.output)
+
+    def without_products(self) -> LatentParts:
+        """See `AttentionParts.without_products`."""
+        no: Any = None
+        return replace(self, query=no, query_up=no, down=no, output=no, indexer=None)
 
 
 @dataclass(frozen=True)
@@ -304,10 +357,11 @@ class DecoderParts:
         is_parallel: the MLP is given what attention is given, and both results are added.
         per_layer: added last; factor: one number by which the sum is multiplied then.
         names: of the modules of attention and of the MLP.
+        besides: what transformers' layer returns after the states, which nobody uses; None: no tuple.
     """
 
     family: str
-    attention: AttentionParts
+    attention: AttentionParts | LatentParts
     mlp: nn.Module
     gated: GatedParts | None
     before_attention: Norm | None
@@ -320,6 +374,13 @@ class DecoderParts:
     per_layer: PerLayerParts | None = None
     factor: torch.Tensor | None = None
     names: tuple[str, str] = ("self_attn", "mlp")
+    besides: tuple[Any, ...] | None = None
+
+    @property
+    def heads(self) -> AttentionParts:
+        """`attention` of all layers that `describe_layer` describes."""
+        assert isinstance(self.attention, AttentionParts)
+        return self.attention
 
 
 def describe_layer(layer: Any) -> DecoderParts | None:
@@ -474,7 +535,7 @@ def summed_by(module: Any) -> Communicator | None:
 
 def is_plain_llama(parts: DecoderParts, dtype: torch.dtype) -> bool:
     """Return True for Llama's layer with SiLU, with product weights of this dtype on a CPU."""
-    first = parts.attention.merged[0]
+    first = parts.heads.merged[0]
     if isinstance(first, StoredProduct) or not is_llama_shape(parts):
         return False
     return first.weight.dtype == dtype and first.weight.device.type == "cpu"
@@ -484,7 +545,7 @@ def is_llama_shape(parts: DecoderParts) -> bool:
     """Return True for Llama's layer with SiLU, whatever its products."""
     return (
         parts.family == "llama"
-        and parts.attention.head_size % 2 == 0
+        and parts.heads.head_size % 2 == 0
         and parts.gated is not None
         and parts.gated.activation == "silu"
     )

@@ -35,9 +35,7 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
         from radixkv.model.gpu_layers import fuse_layers  # needs triton, which is optional
         from radixkv.model.gpu_products import quantize_products
         from radixkv.model.gpu_scaled import use_scaled_products
-        from radixkv.model.gpu_states import fuse_state_layers
 
-        fuse_state_layers(model)
         fuse_layers(model)
         if quantization is not None:
             quantize_products(model, quantization)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,17 +23,20 @@ from torch import nn
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import (
     DecoderParts,
+    LatentParts,
     describe_layer,
     find_norm,
     pack_whole_weights,
     replace_layers,
 )
+from radixkv.model.gpu_attention import FusedAttention, FusedLatentAttention
 from radixkv.model.gpu_experts import replace_experts
-from radixkv.model.gpu_products import TiledProduct, group_of
-from radixkv.model.step_context import current_step
+from radixkv.model.gpu_gated import replace_gated
+from radixkv.model.gpu_products import group_of, merged_linear
+from radixkv.model.gpu_states import FusedStateLayer, fuse_state_layers
 from radixkv.model.traced_layers import LayerTrace, confirms, describe_traced, trace_layers
-from radixkv_kernels import Norm, Rotation
-from radixkv_kernels.triton.gated import gate_heads, gate_rows
+from radixkv_kernels import Norm
+from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
 
 logger = logging.getLogger("radixkv")
@@ -42,13 +44,13 @@ logger = logging.getLogger("radixkv")
 
 @torch.no_grad()
 def fuse_layers(model: Any) -> int:
-    """Replace decoder layers and norms that the kernels know, one after the other.
+    """Replace decoder layers, with states or without, and norms that the kernels know, one after the other.
 
     So no more than one layer has its weights twice. Layers replaced earlier stay.
     Routed experts are replaced in layers of any family.
 
     Returns:
-        Number of replaced decoder layers.
+        Number of replaced decoder layers that attend alone.
     """
     pack_whole_weights(model)
     dtype = model.get_input_embeddings().weight.dtype
@@ -57,6 +59,7 @@ def fuse_layers(model: Any) -> int:
         traces = _traces_of_others(model)
     except Exception as error:
         failures, traces = [error], {}
+    fuse_state_layers(model)  # a trace has states for transformers' layers alone
     family = str(model.config.get_text_config(decoder=True).model_type)
 
     def fused(parts: DecoderParts) -> nn.Module | None:
@@ -72,11 +75,15 @@ def fuse_layers(model: Any) -> int:
             failures.append(error)
             return None
 
+    known = set(traces)
     count = replace_layers(model, fused, fused_by_trace)
     if failures:
         reason = f"{type(failures[0]).__name__}: {failures[0]}"
         logger.warning("Layers of %s are not fused: tracing them failed (%s)", family, reason)
     replace_experts(model)  # a trial of a layer would interpret kernels of experts, where there is no GPU
+    for layers in [each for each in model.modules() if isinstance(each, nn.ModuleList)]:
+        if any(isinstance(layer, FusedGpuLayer | FusedStateLayer) or layer in known for layer in layers):
+            replace_gated(layers, model.get_input_embeddings().weight.device)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             norm = find_norm(child, dtype)
@@ -91,7 +98,7 @@ def _traces_of_others(model: nn.Module) -> dict[nn.Module, LayerTrace]:
     others = {
         layer
         for layer in itertools.chain.from_iterable(layers)
-        if not isinstance(layer, FusedGpuLayer) and describe_layer(layer) is None
+        if not isinstance(layer, FusedGpuLayer | FusedStateLayer) and describe_layer(layer) is None
     }
     # Traces of layers that are known would keep their weights.
     return {layer: trace for layer, trace in trace_layers(model).items() if layer in others} if others else {}
@@ -100,15 +107,20 @@ def _traces_of_others(model: nn.Module) -> dict[nn.Module, LayerTrace]:
 class FusedGpuLayer(nn.Module):
     """A layer that stands for a transformers layer, for which `can_fuse` holds.
 
-    It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H]. The residual is
-    added in place: the input's memory holds the result.
+    It takes what transformers passes to its own and returns the same: [1, T, H] -> [1, T, H], in a tuple
+    where transformers returns more. The residual is added in place: the input's memory holds the result.
     """
 
     def __init__(self, parts: DecoderParts) -> None:
         super().__init__()
-        self.attention = parts.attention.without_products()
-        self.merged: nn.Module = merged_linear(parts.attention.merged)
-        self.output: nn.Module = parts.attention.output
+        attention: FusedAttention | FusedLatentAttention
+        if isinstance(parts.attention, LatentParts):
+            attention = FusedLatentAttention(parts.attention)
+            if parts.attention.indexer is not None:  # where adapters look for its products
+                self.add_module(parts.names[0], nn.ModuleDict({"indexer": parts.attention.indexer}))
+        else:
+            attention = FusedAttention(parts.attention)
+        self.attention = attention
         self.gated = None if parts.gated is None else parts.gated.without_products()
         if parts.gated is None:
             self.add_module(parts.names[1], parts.mlp)
@@ -125,13 +137,12 @@ class FusedGpuLayer(nn.Module):
         if parts.per_layer is not None:
             self.per_layer_input_gate = parts.per_layer.gate
             self.per_layer_projection = parts.per_layer.projection
-        self._names = parts.names
+        self._names, self._besides = parts.names, parts.besides
 
     def adapt(self, slot_of: SlotOf) -> None:
         """See `radixkv.model.adapters.attachment`."""
-        (inputs, output), (own, mlp) = self.attention.names, self._names
-        self.merged = AdaptedLinear(self.merged, slot_of([f"{own}.{name}" for name in inputs]))
-        self.output = AdaptedLinear(self.output, slot_of([f"{own}.{output}"]))
+        own, mlp = self._names
+        self.attention.adapt_products(slot_of, own)
         if self.gated is not None:
             *gates, down = self.gated.names
             self.gate_up = AdaptedLinear(self.gate_up, slot_of([f"{mlp}.{name}" for name in gates]))
@@ -144,18 +155,24 @@ class FusedGpuLayer(nn.Module):
         *,
         position_embeddings: Any = None,
         **_: Any,
-    ) -> torch.Tensor:
+    ) -> Any:
         """The layer, in the signature that transformers calls."""
+        self._add(hidden_states, per_layer_input, position_embeddings)
+        return hidden_states if self._besides is None else (hidden_states, *self._besides)
+
+    def _add(
+        self, hidden_states: torch.Tensor, per_layer_input: torch.Tensor | None, position_embeddings: Any
+    ) -> None:
         states, factor = hidden_states[0], self.factor if self.per_layer is None else None
         # Other modules than products take no rounded rows.
-        group, mlp_group = group_of(self.merged), 0 if self.gated is None else group_of(self.gate_up)
+        group, mlp_group = self.attention.group, 0 if self.gated is None else group_of(self.gate_up)
         if self.is_parallel and group != mlp_group:
             group = 0
         first: Any = states if self.norms[0] is None else norm_rows(states, self.norms[0], group=group)
-        added = self._sum(self.output(self._attend(self.merged(first), position_embeddings, current_step())))
+        added = self._sum(self.attention(first, position_embeddings))
         if self.is_parallel:
             add_rows(states, added, multiplier=self.multiplier, other=self._mlp(first), factor=factor)
-            return hidden_states
+            return
         options: Any = {"multiplier": self.multiplier, "after": self.norms_after[0]}
         second: Any = states
         if self.norms[1] is None:
@@ -169,25 +186,6 @@ class FusedGpuLayer(nn.Module):
             gates = self.per_layer.activation(self.per_layer_input_gate(states)) * per_layer_input[0]
             added = self.per_layer_projection(gates)
             add_rows(states, added, after=self.per_layer.norm, factor=self.factor)
-        return hidden_states
-
-    def _attend(self, merged: torch.Tensor, angles: Any, step: Any) -> torch.Tensor:
-        """[T, width] -> [T, Hq D]."""
-        parts = self.attention
-        scoring = {
-            "scale": parts.scale, "window": parts.window, "softcap": parts.softcap, "sinks": parts.sinks
-        }  # fmt: skip
-        turn = parts.turning.turn(angles, merged, parts.head_size)
-        rotation = Rotation(
-            *(turn, parts.query_norm, parts.key_norm, parts.value_norm),
-            gated=parts.gated,
-            shared=parts.shared,
-        )
-        heads = (parts.num_heads, parts.num_kv_heads, parts.head_size)
-        attended: torch.Tensor = step.attend_merged(parts.layer_index, merged, rotation, heads, **scoring)
-        if parts.gated:
-            gate_heads(attended, rotation.gates(merged, parts.num_heads, parts.head_size))
-        return attended.reshape(len(merged), -1)
 
     def _mlp(self, normed: Any) -> torch.Tensor:
         if self.gated is None:
@@ -220,28 +218,12 @@ class FusedNorm(nn.Module):
         return norm_rows(states.reshape(-1, states.shape[-1]), self.norm).view_as(states)
 
 
-def merged_linear(parts: Sequence[nn.Linear]) -> nn.Module:
-    """Layers with the same input as one, their outputs one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    if any(isinstance(part, TiledProduct) for part in parts):
-        return TiledProduct.merged(parts, parts[0].weight.dtype)
-    first, width = parts[0], sum(part.out_features for part in parts)
-    has_bias = first.bias is not None
-    merged = nn.Linear(first.in_features, width, bias=has_bias, device="meta")
-    merged.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
-    if has_bias:
-        merged.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]), requires_grad=False)
-    return merged
-
-
 def can_fuse(parts: DecoderParts) -> bool:
     """Return True if all products share a floating-point dtype and the kernels support all between them."""
-    linears = [*parts.attention.merged, parts.attention.output]
+    attention = parts.attention
+    groups = [attention.inputs, () if parts.gated is None else parts.gated.gate_up]
+    linears = [*attention.inputs, *attention.others, *groups[1]]
     if parts.gated is not None:
-        linears += [*parts.gated.gate_up, parts.gated.down]
-    biases = [
-        {linear.bias is None for linear in group}
-        for group in (parts.attention.merged, () if parts.gated is None else parts.gated.gate_up)
-    ]
+        linears.append(parts.gated.down)
+    biases = [{linear.bias is None for linear in group} for group in groups]
     return len({linear.weight.dtype for linear in linears}) == 1 and all(len(kinds) <= 1 for kinds in biases)

@@ -113,6 +113,31 @@ def group_of(product: nn.Module) -> int:
     return product.group if isinstance(product, TiledProduct) else 0
 
 
+def merged_linear(parts: Sequence[nn.Linear]) -> nn.Module:
+    """Layers with the same input as one, their outputs one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if any(isinstance(part, TiledProduct) for part in parts):
+        return TiledProduct.merged(parts, parts[0].weight.dtype)
+    first, width = parts[0], sum(part.out_features for part in parts)
+    has_bias = first.bias is not None
+    merged = nn.Linear(first.in_features, width, bias=has_bias, device="meta")
+    merged.weight = nn.Parameter(torch.cat([part.weight.detach() for part in parts]), requires_grad=False)
+    if has_bias:
+        merged.bias = nn.Parameter(torch.cat([part.bias.detach() for part in parts]), requires_grad=False)
+    return merged
+
+
+def can_merge(products: Sequence[Any]) -> bool:
+    """Return True for linear layers that can be one, plain or with stored weights."""
+    kinds = {(each.weight.dtype, each.bias is None) for each in products if _is_linear(each)}
+    return len(kinds) == 1 and all(_is_linear(each) for each in products)
+
+
+def _is_linear(product: Any) -> bool:
+    return type(product) is nn.Linear or isinstance(product, TiledProduct)
+
+
 def _joined_runs(weights: Sequence[TiledWeight]) -> list[TiledWeight]:
     """Neighbours of one form put together."""
     found = [weights[0]]

@@ -14,22 +14,20 @@ add to the residual                                   1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
-from radixkv.model.decoder_layers import GatedParts, describe_gated, find_norm
-from radixkv.model.gpu_layers import merged_linear
-from radixkv.model.gpu_products import TiledProduct, group_of
+from radixkv.model.decoder_layers import find_norm
+from radixkv.model.gpu_gated import fused_gated
+from radixkv.model.gpu_products import TiledProduct, can_merge, merged_linear
 from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.mixer import Mixer, filter_of
 from radixkv.model.state_layers.short_conv import ShortConv
 from radixkv.model.step_context import current_step
 from radixkv_kernels import Norm
-from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
 
 
@@ -135,10 +133,7 @@ class FusedStateLayer(nn.Module):
         for name in names.mlps:
             mlp = getattr(layer, name, None)
             if mlp is not None:
-                gated = describe_gated(mlp)
-                if gated is not None and _is_here(mlp, gated):
-                    mlp = FusedGated(gated)
-                setattr(self, name, mlp)
+                setattr(self, name, fused_gated(mlp) or mlp)
                 self._mlps.append(name)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
@@ -158,27 +153,6 @@ class FusedStateLayer(nn.Module):
         return (hidden_states, None) if self._names.in_tuple else hidden_states
 
 
-class FusedGated(nn.Module):
-    """A gated MLP in three launches: [1, T, W] -> [1, T, W]."""
-
-    def __init__(self, parts: GatedParts) -> None:
-        super().__init__()
-        self.parts = parts.without_products()
-        self.gate_up: nn.Module = merged_linear(parts.gate_up)
-        self.down: nn.Module = parts.down
-
-    def adapt(self, slot_of: SlotOf) -> None:
-        """See `radixkv.model.adapters.attachment`."""
-        *gate_up, down = self.parts.names
-        self.gate_up = AdaptedLinear(self.gate_up, slot_of(gate_up))
-        self.down = AdaptedLinear(self.down, slot_of([down]))
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        gates = gate_rows(self.gate_up(hidden_states[0]), self.parts.activation, group=group_of(self.down))
-        added: Tensor = self.down(gates)
-        return added[None]
-
-
 class FusedHeads(nn.Module):
     """A module that stands for a transformers module of heads with a state: [1, T, W] -> [1, T, W].
 
@@ -192,7 +166,7 @@ class FusedHeads(nn.Module):
         self.layer, self.parts, self.besides = mixer.layer, parts, mixer.besides
         products = [module.get_submodule(path) for path in parts.products]
         self._order = parts.order
-        if _can_merge(products):
+        if can_merge(products):
             merged = merged_linear(products)
             ordered = _in_order(merged, parts.order)
             products = [merged if ordered is None else ordered]
@@ -250,22 +224,6 @@ class FusedShortConv(nn.Module):
         mixed = current_step().states.mix_factored(self.layer, self.filter, self.bias, row)
         out: Tensor = self.out_proj(mixed)
         return out[None]
-
-
-def _is_here(mlp: Any, gated: GatedParts) -> bool:
-    """Return True if a gated MLP's products can be joined and none is shared with other ranks."""
-    is_whole = getattr(mlp, gated.names[-1]) is gated.down
-    return is_whole and (len(gated.gate_up) == 1 or _can_merge(gated.gate_up))
-
-
-def _can_merge(products: Sequence[Any]) -> bool:
-    """Return True for linear layers that can be one, plain or with stored weights."""
-    kinds = {(each.weight.dtype, each.bias is None) for each in products if _is_linear(each)}
-    return len(kinds) == 1 and all(_is_linear(each) for each in products)
-
-
-def _is_linear(product: Any) -> bool:
-    return type(product) is nn.Linear or isinstance(product, TiledProduct)
 
 
 def _in_order(product: Any, order: Tensor | None) -> nn.Module | None:

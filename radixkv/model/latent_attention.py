@@ -34,6 +34,7 @@ class Latents(nn.Module):
 
     Attributes:
         weight: [H * (nope + value), latent].
+        key_size, value_size: of a stored key, and of the part of it that is the value.
         fixed_rows: compute in tiles of one height, so that no row depends on how many there are.
     """
 
@@ -43,9 +44,9 @@ class Latents(nn.Module):
         self.nope, self.rope = int(attention.qk_nope_head_dim), int(attention.qk_rope_head_dim)
         self.value, self.latent = int(attention.v_head_dim), int(attention.kv_lora_rank)
         self.fixed_rows = False
-        self._value_size = -(-self.latent // _MULTIPLE) * _MULTIPLE
-        whole = max(self.latent + self.rope, self._value_size)
-        self._padding = -(-whole // _MULTIPLE) * _MULTIPLE - self.latent - self.rope
+        self.value_size = -(-self.latent // _MULTIPLE) * _MULTIPLE
+        self.key_size = -(-max(self.latent + self.rope, self.value_size) // _MULTIPLE) * _MULTIPLE
+        self._padding = self.key_size - self.latent - self.rope
 
     def forward(self, latent: Tensor) -> Tensor:
         """All heads' keys and values, as the product that this stands for computes them."""
@@ -54,13 +55,18 @@ class Latents(nn.Module):
     def join(self, latent: Tensor, rotated: Tensor) -> tuple[Tensor, Tensor]:
         """[1, 1, T, latent] and [1, 1, T, rope] -> the stored key [1, 1, T, K], and the value, part of it."""
         key = F.pad(torch.cat((latent, rotated), -1), (0, self._padding))
-        return key, key[..., : self._value_size]
+        return key, key[..., : self.value_size]
 
     def fold_query(self, query: Tensor) -> Tensor:
         """[T, H, nope + rope] -> [T, H, K]."""
         up, _ = self.weights()
         plain = self._product(query[..., : self.nope], up)
         return F.pad(torch.cat((plain, query[..., self.nope :]), -1), (0, self._padding))
+
+    def fold_into(self, query: Tensor, folded: Tensor) -> None:
+        """[T, H, nope + rope] -> the first elements of `folded` [T, H, K]; the others stay as they are."""
+        up, _ = self.weights()
+        self._product(query[..., : self.nope], up, folded[..., : self.latent])
 
     def fold_output(self, output: Tensor) -> Tensor:
         """[T, H, V] of attention -> [T, H, value]."""
@@ -72,13 +78,17 @@ class Latents(nn.Module):
         both = self.weight.view(-1, self.nope + self.value, self.latent)
         return both[:, : self.nope], both[:, self.nope :]
 
-    def _product(self, rows: Tensor, weight: Tensor) -> Tensor:
+    def _product(self, rows: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
         """[T, H, n] and [H, n, m] -> [T, H, m]."""
+        if out is None:
+            out = rows.new_empty(*rows.shape[:2], weight.shape[2])
         if not self.fixed_rows:
-            return torch.bmm(rows.transpose(0, 1), weight).transpose(0, 1)
+            torch.bmm(rows.transpose(0, 1), weight, out=out.transpose(0, 1))
+            return out
         count = len(rows)
         tiles = F.pad(rows, (0, 0, 0, 0, 0, -count % _FIXED_ROWS)).split(_FIXED_ROWS)
-        return torch.cat([torch.bmm(t.transpose(0, 1), weight).transpose(0, 1) for t in tiles])[:count]
+        whole = torch.cat([torch.bmm(t.transpose(0, 1), weight).transpose(0, 1) for t in tiles])
+        return out.copy_(whole[:count])
 
 
 def absorb_latents(model: nn.Module, attention_name: str) -> int:

@@ -88,6 +88,11 @@ class _WithoutAttention:
         query = merged.new_empty(len(merged), group.num_query_heads, group.key_size)
         return self.attend(layer, query, query, query)
 
+    def attend_latents(
+        self, layer: int, query: torch.Tensor, folded: torch.Tensor, *others: Any, **scoring: Any
+    ) -> torch.Tensor:
+        return folded.new_empty(*folded.shape[:2], self._groups[layer].value_size)
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **scoring: Any
     ) -> torch.Tensor:

@@ -26,6 +26,7 @@ from radixkv.model.decoder_layers import (
     ACTIVATIONS,
     AttentionParts,
     DecoderParts,
+    LatentParts,
     PerLayerParts,
     Turning,
     describe_gated,
@@ -35,9 +36,10 @@ from radixkv.model.decoder_layers import (
     own_term,
     summed_by,
 )
+from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.model_checks import position_limit
 from radixkv.model.step_context import call_model, computing
-from radixkv_kernels import Norm, Pairs, Rotation
+from radixkv_kernels import LatentRotation, Norm, Pairs, Rotation
 
 _TOKENS = 7
 #: Largest distance from the layer's own result, over the size of what it adds, that rounding explains.
@@ -69,6 +71,7 @@ class LayerTrace:
         given: the states before it changed them; positions: [T].
         calls: of modules within, by their paths, in the order in which they returned.
         attended: keywords of its call of attention: query, key and value among them; None: it made none.
+        besides: what it returned after its result; None: it returned no tuple.
     """
 
     layer: nn.Module
@@ -79,6 +82,7 @@ class LayerTrace:
     calls: list[_ModuleCall] = field(default_factory=list)
     attended: dict[str, Any] | None = None
     result: Tensor | None = None
+    besides: tuple[Any, ...] | None = None
     shares_keys: bool = False
 
 
@@ -129,8 +133,10 @@ def _watched(model: Any, step: _RecordingStep, traces: dict[nn.Module, LayerTrac
 
     def end(layer: nn.Module, arguments: tuple[Any, ...], result: Any) -> None:
         if step.trace is not None and step.trace.layer is layer:
-            if isinstance(result, Tensor) and layer not in traces:
-                step.trace.result = result.clone()
+            states = _first(result)
+            if states is not None and layer not in traces:
+                step.trace.result = states.clone()
+                step.trace.besides = result[1:] if isinstance(result, tuple) else None
                 traces[layer] = step.trace
             step.trace = None
 
@@ -219,13 +225,19 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
         if per_layer is None:
             return None
         used += [call for call, _ in norms if call.module is layer.post_per_layer_input_norm]
-    parts = _describe_attention(trace, attention)
+    parts: AttentionParts | LatentParts | None
+    if isinstance(getattr(attention.module, "kv_b_proj", None), Latents):
+        parts = _describe_latents(trace, attention)
+    else:
+        parts = _describe_attention(trace, attention)
+    if not _are_unused(trace.besides, attention.module):
+        return None
     if parts is None or len({call.name for call in used}) < len({call.name for call, _ in norms}):
         return None
     if is_parallel and (after_attention is not None or after_mlp is not None):
         return None
     factor = getattr(layer, "layer_scalar", None)
-    output = getattr(attention.module, parts.names[1])
+    output = getattr(attention.module, parts.names[-1])
     return DecoderParts(
         family=family,
         attention=parts,
@@ -235,13 +247,25 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
         before_mlp=None if is_parallel else before_mlp,
         after_attention=after_attention,
         after_mlp=after_mlp,
-        multiplier=float(getattr(layer, "residual_multiplier", 1.0)),
+        multiplier=_multiplier(layer),
         communicator=summed_by(output),
         is_parallel=is_parallel,
         per_layer=per_layer,
         factor=factor.detach() if isinstance(factor, Tensor) else None,
         names=(attention.name, mlp.name),
+        besides=trace.besides,
     )
+
+
+def _are_unused(besides: tuple[Any, ...] | None, attention: Any) -> bool:
+    """Return True if nobody looks at what a layer returns after its result: nothing, or a choice of keys."""
+    is_choice = hasattr(attention, "indexer") or hasattr(attention, "skip_topk")
+    return all(each is None or is_choice for each in besides or ())
+
+
+def _multiplier(layer: Any) -> float:
+    """Factor of both branches."""
+    return float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)))
 
 
 def _describe_per_layer(layer: Any, blocks: list[_ModuleCall]) -> PerLayerParts | None:
@@ -319,6 +343,64 @@ def _describe_attention(trace: LayerTrace, call: _ModuleCall) -> AttentionParts 
     )
 
 
+def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | None:
+    attention: Any = call.module
+    asked, latents = trace.attended, attention.kv_b_proj
+    assert asked is not None
+    calls = {
+        each.name.rpartition(".")[2]: each for each in trace.calls if each.name.startswith(f"{call.name}.")
+    }
+    first, *norms = ("q_proj",) if "q_proj" in calls else ("q_a_proj", "q_a_layernorm", "q_b_proj")
+    up = norms[-1] if norms else first
+    names = (first, "kv_a_proj_with_mqa", "kv_a_layernorm", "o_proj", *norms)
+    if not all(name in calls for name in names):
+        return None
+    query, down, latent_norm, last, *_ = (getattr(attention, name) for name in names)
+    output, dtype = own_term(last), calls[up].result.dtype
+    query_norm = find_norm(getattr(attention, norms[0]), dtype) if norms else None
+    norm = find_norm(latent_norm, dtype)
+    products = [query, down, output, *([getattr(attention, up)] if norms else [])]
+    if not all(is_product(each) for each in products) or norm is None or (norms and query_norm is None):
+        return None
+    if not _same(calls["o_proj"].result, call.result) or joined(last) is not None:
+        return None
+    rows, queries = calls[names[1]].result[0], calls[up].result[0]
+    queries = queries.unflatten(1, (-1, latents.nope + latents.rope))
+    wanted = asked["query"][..., latents.latent : latents.latent + latents.rope]
+    folded = latents.fold_query(queries)[..., : latents.latent]
+    if not _near(folded, asked["query"][..., : latents.latent], folded):
+        return None
+    for turning in _turnings(trace, is_gathered=True):
+        turn = turning.turn(_angles(trace), rows, latents.rope)
+        rotation = LatentRotation(turn, norm, latents.latent, latents.rope)
+        if turn.size not in (0, latents.rope):
+            continue
+        turned, key = rotation.turned(queries), rotation.key(rows, latents.key_size)
+        if _near(turned, wanted, wanted) and _near(key, asked["key"], key):
+            break
+    else:
+        return None
+    inputs, attended = calls["o_proj"].given.reshape(len(rows), -1), latents.fold_output(asked["out"])
+    if inputs.shape != attended.flatten(1).shape or not _near(inputs, attended.flatten(1), inputs):
+        return None
+    if any(asked.get(name) is not None for name in ("sinks", "window", "softcap")):
+        return None
+    return LatentParts(
+        layer_index=int(asked["index"]),
+        query=query,
+        query_norm=query_norm,
+        query_up=getattr(attention, up) if norms else None,
+        down=down,
+        latent_norm=norm,
+        latents=latents,
+        output=output,
+        turning=turning,
+        scale=float(asked["scale"]),
+        names=((first, "kv_a_proj_with_mqa"), up, "o_proj"),
+        indexer=getattr(attention, "indexer", None),
+    )
+
+
 def _norm_of_heads(
     attention: Any, calls: dict[str, _ModuleCall], names: tuple[str, ...], dtype: torch.dtype
 ) -> Norm | None:
@@ -347,8 +429,9 @@ def _angles(trace: LayerTrace) -> Any:
     return found
 
 
-def _turnings(trace: LayerTrace) -> list[Turning]:
-    """Forms of the rotary embedding that the layer's angles allow, the usual ones first."""
+def _turnings(trace: LayerTrace, *, is_gathered: bool = False) -> list[Turning]:
+    """Forms of the rotary embedding that the layer's angles allow, the usual ones first; `is_gathered`:
+    neighbours may turn into halves."""
     angles = _angles(trace)
     kinds = [Turning(is_none=True)]
     if isinstance(angles, Tensor) and angles.is_complex():
@@ -357,10 +440,11 @@ def _turnings(trace: LayerTrace) -> list[Turning]:
         isinstance(each, Tensor) and each.dim() == 3 for each in angles
     ):
         return kinds
+    gathered = [(Pairs.GATHERED, 1)] if is_gathered else []
     forms = [
         Turning(pairs=pairs, wide=wide, step=step, is_half=half)
         for half in (False, True)
-        for pairs, step in ((Pairs.HALVES, 1), (Pairs.NEIGHBOURS, 2), (Pairs.NEIGHBOURS, 1))
+        for pairs, step in (*gathered, (Pairs.HALVES, 1), (Pairs.NEIGHBOURS, 2), (Pairs.NEIGHBOURS, 1))
         for wide in (False, True)
         if not (half and step == 2)
     ]

@@ -196,6 +196,13 @@ def test_kernels_between_products(target: str) -> None:
         )
         kernels["gated"] = aot.compile_rotate_write((16, 2), 256, 64, "bf16", target, norms=True, QD=512)
         kernels["rotate normed heads"] = aot.compile_rotate_write((32, 8), 128, 128, "i8", target, norms=True)
+        # Latents of DeepSeek V3 and their queries, 4 bytes of two neighbours at a time.
+        for stored in ("bf16", "i8"):
+            latents = aot.inspect_kernel(
+                compiled := aot.compile_latent_write(128, (128, 64, 512), stored, target), target
+            )
+            assert (latents.spill_bytes, latents.registers <= 64) == (0, True)
+            assert "fma.rn.f32" not in compiled.asm["ptx"]
         kernels["rotate a part"] = aot.compile_rotate_write((32, 32), 96, 48, "bf16", target)
     if target == "sm_90" and "RADIXKV_NIGHTLY" in os.environ:
         kernels["rotate many to fp8"] = aot.compile_rotate_write((64, 32), 128, 128, "fp8e4nv", target)

@@ -33,8 +33,9 @@ from radixkv_kernels.interface import (
     Scoring,
 )
 from radixkv_kernels.kv_cache import PagedKV
-from radixkv_kernels.norm_rotary import Rotation
+from radixkv_kernels.norm_rotary import LatentRotation, Rotation
 from radixkv_kernels.triton.copy import copy_blocks
+from radixkv_kernels.triton.latent_write import can_write_latents, write_latent_rows
 from radixkv_kernels.triton.launch import KernelLauncher
 from radixkv_kernels.triton.plan import TritonPlan, work_settings
 from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
@@ -165,6 +166,22 @@ class TritonBackend(AttentionBackend):
     ) -> torch.Tensor:
         heads = self.config.num_query_heads
         return rotate_and_write_rows(kv, layer, merged, heads, rotation, slots, rows)
+
+    def write_latents(
+        self,
+        kv: PagedKV,
+        layer: int,
+        query: torch.Tensor,
+        folded: torch.Tensor,
+        latents: torch.Tensor,
+        rotation: LatentRotation,
+        slots: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        if can_write_latents(kv.spec, rotation):
+            write_latent_rows(kv, layer, query, folded, latents, rotation, slots, rows)
+        else:
+            super().write_latents(kv, layer, query, folded, latents, rotation, slots, rows)
 
     def stage(self, plan: AttentionPlan, windows: Collection[int | None]) -> None:
         assert isinstance(plan, TritonPlan)

@@ -36,8 +36,8 @@ class BlockLayer(LlamaLayer):
     def __init__(self, parts: DecoderParts, kernels: RowKernels, rows: BlockRows, scratch: Scratch) -> None:
         super().__init__(parts, kernels)
         assert parts.gated is not None
-        self.merged: BlockProduct | AdaptedBlocks = _merged(parts.attention.merged)
-        self.output: BlockProduct | AdaptedBlocks = _merged((parts.attention.output,))
+        self.merged: BlockProduct | AdaptedBlocks = _merged(parts.heads.merged)
+        self.output: BlockProduct | AdaptedBlocks = _merged((parts.heads.output,))
         self.gate_up: BlockProduct | AdaptedBlocks = _merged(parts.gated.gate_up)
         self.down: BlockProduct | AdaptedBlocks = _merged((parts.gated.down,))
         self.rows, self.scratch = rows, scratch
@@ -125,7 +125,7 @@ def fuse_block_layers(model: nn.Module) -> int:
         gated = parts.gated
         if not is_llama_shape(parts) or gated is None:
             return None
-        products = (*parts.attention.merged, parts.attention.output, *gated.gate_up, gated.down)
+        products = (*parts.heads.merged, parts.heads.output, *gated.gate_up, gated.down)
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
         return BlockLayer(parts, kernels, rows, scratch)

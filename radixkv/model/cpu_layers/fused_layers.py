@@ -35,7 +35,7 @@ class FusedLayer(LlamaLayer):
 
     def __init__(self, parts: DecoderParts, kernels: RowKernels, scratch: tuple[Scratch, Scratch]) -> None:
         super().__init__(parts, kernels)
-        merged, output, gated = parts.attention.merged, parts.attention.output, parts.gated
+        merged, output, gated = parts.heads.merged, parts.heads.output, parts.gated
         assert gated is not None
         biases = tuple(part.bias for part in merged if part.bias is not None)
         self.merged: PackedFloat | AdaptedFloat = PackedFloat(

@@ -39,8 +39,8 @@ class Int8Layer(LlamaLayer):
     def __init__(self, parts: DecoderParts, kernels: RowKernels, rows: Int8Rows, scratch: Scratch) -> None:
         super().__init__(parts, kernels)
         assert parts.gated is not None
-        self.merged: PackedInt8 | AdaptedInt8 = _pack(parts.attention.merged)
-        self.output: PackedInt8 | AdaptedInt8 = _pack([parts.attention.output])
+        self.merged: PackedInt8 | AdaptedInt8 = _pack(parts.heads.merged)
+        self.output: PackedInt8 | AdaptedInt8 = _pack([parts.heads.output])
         self.gate_up: PackedInt8 | AdaptedInt8 = _pack(parts.gated.gate_up)
         self.down: PackedInt8 | AdaptedInt8 = _pack([parts.gated.down])
         self.rows, self.scratch = rows, scratch

@@ -61,7 +61,7 @@ class LlamaLayer(nn.Module):
 
     def __init__(self, parts: DecoderParts, kernels: RowKernels) -> None:
         super().__init__()
-        attention = parts.attention
+        attention = parts.heads
         self.kernels = kernels
         self.layer_index = attention.layer_index
         self.scale = attention.scale

@@ -98,7 +98,7 @@ def test_models_of_mixed_blocks(tmp_path: Path, hidden: int, experts: int) -> No
     runner = make_runner(loaded)
     assert sum(isinstance(each, FusedGpuLayer) for each in runner.model.modules()) == 1
     assert sum(isinstance(each, GpuExperts) for each in runner.model.modules()) == bool(experts)
-    merged = next(each for each in runner.model.modules() if isinstance(each, FusedGpuLayer)).merged
+    merged = next(each for each in runner.model.modules() if isinstance(each, FusedGpuLayer)).attention.merged
     assert isinstance(merged, TiledProduct)
     assert len(merged.weights) == 2  # queries and keys; values are in other blocks
     shared, first, second = (logits_of(path, each, tiles=False) for each in (SHARED, FIRST, SECOND))

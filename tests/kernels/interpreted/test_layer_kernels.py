@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from nightly import by_day
 
-from radixkv_kernels import KVSpec, Norm, PagedKV, Pairs, RotaryTurn, Rotation, make_backend
+from radixkv_kernels import KVSpec, LatentRotation, Norm, PagedKV, Pairs, RotaryTurn, Rotation, make_backend
 from radixkv_kernels.interface import AttentionBackend
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
@@ -18,6 +19,12 @@ from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, no
 DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)]
 #: Largest error against float64, relative to the largest result.
 ERRORS = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}
+#: Neighbouring numbers of a type.
+CLOSE = {
+    torch.float32: {"rtol": 1e-6, "atol": 1e-6},
+    torch.bfloat16: {"rtol": 8e-3, "atol": 1e-4},
+    torch.float16: {"rtol": 1e-3, "atol": 1e-5},
+}
 KINDS = {
     "llama": {},
     "gemma": {"offset": True, "wide": True},
@@ -232,6 +239,62 @@ def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None
     own = RotaryTurn(turn.cosines[3:4], turn.sines[3:4], turned, turn.pairs, turn.wide)
     alone = backend.rotate_and_write(kv, 0, merged[3:4].clone(), Rotation(own, **options), slots[3:4])
     assert torch.equal(alone[0], query[3])
+
+
+#: Heads, plain and turned elements of a query, of a latent, and pairs that turn; 0: nothing turns.
+LATENTS: dict[str, tuple[int, int, int, int, Pairs | None]] = {
+    "gathered": (4, 16, 8, 32, Pairs.GATHERED),
+    "halves": (20, 24, 16, 28, Pairs.HALVES),
+    "neighbours": (3, 8, 8, 24, Pairs.NEIGHBOURS),
+    "nothing turns": (5, 8, 8, 20, None),
+}
+
+
+@pytest.mark.parametrize("quantization", by_day([None, "int8", "fp8_e4m3"], None, "int8"))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", by_day(LATENTS, "gathered", "halves"))
+def test_latents_are_written_and_their_queries_turn(
+    name: str, dtype: torch.dtype, quantization: str | None
+) -> None:
+    """What torch's operators make of them, to the order of a norm's sum; queries bit for bit."""
+    torch.manual_seed(8)
+    heads, plain, rest, latent, pairs = LATENTS[name]
+    value = -(-latent // 8) * 8
+    size = -(-max(latent + rest, value) // 8) * 8
+    spec = KVSpec(
+        2, 8, 8, 1, size, dtype, torch.device("cpu"), quantization, value_size=value, value_in_key=True
+    )
+    limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
+    backend = make_backend("triton", num_query_heads=heads, spec=spec, compute_dtype=dtype, **limits)
+    wide = torch.randn(5, heads * (plain + rest) + latent + rest).to(dtype)
+    query = wide[:, : heads * (plain + rest)].unflatten(1, (heads, -1))
+    latents = wide[:, heads * (plain + rest) :]
+    angles = torch.randn(5, rest // 2)
+    turned, kind = (0, Pairs.HALVES) if pairs is None else (rest, pairs)
+    turn = RotaryTurn(angles.cos().to(dtype), angles.sin().to(dtype), turned, kind)
+    rotation = LatentRotation(turn, Norm(torch.randn(latent).to(dtype), 1e-6), latent, rest)
+    for slots, rows in WRITES:
+        where = torch.tensor(slots), None if rows is None else torch.tensor(rows)
+        found, wanted = [], []
+        for results, method in (
+            (found, backend.write_latents),
+            (wanted, partial(AttentionBackend.write_latents, backend)),
+        ):
+            kv, folded = PagedKV(spec), torch.full((5, heads, size), 7.0, dtype=dtype)
+            for tensor in kv.tensors():
+                tensor.view(torch.uint8).zero_()
+            method(kv, 1, query, folded, latents, rotation, *where)
+            results += [folded, *kv.tensors()]
+        assert torch.equal(found[0], wanted[0])
+        assert (found[0][..., :latent] == 7).all()
+        for got, one in zip(found[1:], wanted[1:], strict=True):
+            assert got.float().abs().max() > 0
+            limit: dict[str, float] = {}
+            if got.dtype == torch.int8:
+                limit = {"atol": 1.0, "rtol": 0.0}
+            elif got.dtype.itemsize == 1:
+                limit = {"atol": 1e-3, "rtol": 0.13}
+            torch.testing.assert_close(got.float(), one.float(), **(limit or CLOSE[dtype]))
 
 
 def test_two_branches_a_factor_and_a_bias() -> None:

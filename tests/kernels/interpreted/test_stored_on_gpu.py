@@ -218,8 +218,8 @@ def test_layers_of_several_forms_are_fused(original: Path, tmp_path: Path) -> No
         save_file(tensors, each / "model.safetensors", metadata={"format": "pt"})
     runner = make_runner(load(folder))
     (layer,) = [each for each in runner.model.modules() if isinstance(each, FusedGpuLayer)]
-    assert isinstance(layer.merged, TiledProduct)
-    assert len(layer.merged.weights) == 3
+    assert isinstance(layer.attention.merged, TiledProduct)
+    assert len(layer.attention.merged.weights) == 3
     for got, wanted in zip(cold_and_hot(runner), expected(plain), strict=True):
         assert (got - wanted).abs().max().item() < 1e-4
 
