@@ -371,10 +371,14 @@ class AdmissionControl:
         """
         skip = "prompt_logprobs" if request.needs_prompt_logits else None
         match = self._match(plan, request)
+        if plan.is_ahead and not self._may_join(request, match):
+            return AdmissionResult.IN_FLIGHT
         if skip is None and self._running.num_rows:
             # A decode's addition to the request's prefix becomes shareable first.
             identity, num_whole = self._cache.identity(match)
             other = self._running.continuation(request, match.num_tokens, identity, num_whole)
+            if other is not None and plan.is_ahead:
+                return AdmissionResult.IN_FLIGHT  # its tokens are not known
             if other is not None:
                 self.make_entry(plan, other)
                 match = self._match(plan, request)
@@ -440,6 +444,18 @@ class AdmissionControl:
         request.was_admitted = True
         plan.add(request, plan.chunk(request, shares_budget=shares_budget))
         return AdmissionResult.ADMITTED
+
+    @staticmethod
+    def _may_join(request: Sequence, match: Match) -> bool:
+        """Return True if a request can be admitted while the step before still runs.
+
+        Blocks that it takes over when it commits must be known before its step is launched: where all of its
+        prompt is cached, they are not. Forks and logits of prompts need the step before, too.
+        """
+        asked = request.params
+        if request.num_forks or request.needs_prompt_logits or asked.samples_nothing or request.is_background:
+            return False
+        return match.num_tokens < request.most_found
 
     def may_serve(self, namespace: NamespaceName, request: Sequence, error: OutOfBlocks) -> bool:
         """Return True if blocks of a namespace would help the request: at its ceiling, its quota's."""

@@ -98,6 +98,8 @@ class Scheduler:
         self._tier_loads = tier_loads
         self._waiting = WaitingQueue(policy, config.max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
+        self._waits_for_images = image_waits is not None
+        self._joined: list[Sequence] = []  # admitted to a step ahead whose turn has not come
         self._states: StateSteps | None = None
         if cache.states is not None:
             self._states = make_state_steps(cache.states, self._running, max_num_seqs)
@@ -231,6 +233,7 @@ class Scheduler:
         """
         if self._tier_loads is not None:
             self._tier_loads.begin_step()
+        self._leave()  # a step ahead was given up
         running = self._running
         running.refresh_rows(dissolve=only is not None or len(running) > self.max_num_batched_tokens)
         taken = running.num_rows + sum([request.num_sequence_slots for request in running.without_row])
@@ -266,6 +269,9 @@ class Scheduler:
         in no prefix. The next owner of the block, a later step or a load from a tier, writes to it after step
         n + 1, as runners execute calls in order.
 
+        Waiting requests join while there are slots (`_join`). One that takes the slot of a request that ends
+        with step n does so a step later than it could, and no device stands idle for it.
+
         Args:
             entries: decodes and chunks of the running step that go on.
             num_ending: requests of that step that end with it.
@@ -274,8 +280,10 @@ class Scheduler:
         running, waiting = self._running, self._waiting
         if not entries or len(entries) + num_ending + num_idle != len(running):
             return None
-        if len(waiting):  # it must be certain that no admission would be possible
-            if num_ending or len(running) < self.max_num_seqs:
+        joins = False
+        if len(waiting):
+            joins = len(running) < self.max_num_seqs
+            if (joins or num_ending) and not self._may_join:
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_foreground_of) is not None:
                 return None
@@ -283,7 +291,10 @@ class Scheduler:
                 return None
         size, rows = self.cache.block_size, []
         prompts = [entry for entry in entries if not entry.samples]
-        chunks = self._chunks_ahead(prompts, len(entries) - len(prompts))
+        plan = self._plan_ahead(len(entries) - len(prompts), len(prompts))
+        if joins:
+            plan.set_reserve()
+        chunks = self._chunks_ahead(plan, prompts)
         if chunks is None:
             return None
         for entry in entries:
@@ -303,6 +314,11 @@ class Scheduler:
                 assert request.lease is not None
                 row.block_table = request.lease.block_table
                 row.slot_offset = (int(row.block_table[block]) - block) * size
+        if joins:
+            joined = self._join(plan)
+            if not joined and plan.sequence_slots > 0:
+                return None  # who can't join has to be looked at with all tokens known
+            chunks += joined
         batch = build_batch(rows + chunks, size, len(rows))
         if self._states is not None and not self._states.fill(batch, ahead=True):
             return None
@@ -324,7 +340,52 @@ class Scheduler:
         stats.computed_tokens += batch.num_tokens
         return batch
 
-    def _chunks_ahead(self, prompts: abc.Sequence[Entry], num_rows: int) -> list[Entry] | None:
+    def _plan_ahead(self, num_rows: int, num_prompts: int) -> StepPlan:
+        """Return an empty plan of a step after one that still runs."""
+        running = self._running
+        taken = running.num_rows + sum([request.num_sequence_slots for request in running.without_row])
+        return StepPlan(
+            number=self.stats.num_steps,
+            budget=self.max_num_batched_tokens - num_rows,
+            sequence_slots=self.max_num_seqs - taken,
+            num_rows=num_rows,
+            max_chunk=self.config.max_tokens_per_request,
+            in_flight=self._in_flight if self.cache.enabled else None,
+            num_prompts=num_prompts,
+            is_ahead=True,
+        )
+
+    @property
+    def _may_join(self) -> bool:
+        """True if requests may be admitted to a step ahead: they wait for no tier, image, state or window."""
+        return self._tier_loads is None and not self._waits_for_images and self._states is None
+
+    def _join(self, plan: StepPlan) -> list[Entry]:
+        """Admit waiting requests to a step after one that still runs; return their first chunks.
+
+        Nobody is displaced, and nothing is committed yet. A prefix that the running step computes is in the
+        cache already: if that step fails, who joined waits again (`_leave`).
+        """
+        admission = self._admission
+        self._long_prompts.begin_step()
+        plan.num_prompts += len(self._waiting)
+        plan.reserve = 0
+        admission.admit_in_order(plan, admission.in_order(plan))
+        self._waiting.count_passed(
+            plan.latest_admitted, plan.held_up.values(), self._long_prompts.steps_overtaken
+        )
+        joined = list(plan.entries.values())
+        self._joined += [entry.request for entry in joined]
+        return joined
+
+    def _leave(self) -> None:
+        """Let requests wait again that joined a step which will not run, or not on what they build on."""
+        joined, self._joined = self._joined, []
+        for request in joined:
+            if request.lease is not None:
+                self._admission.put_back(request)
+
+    def _chunks_ahead(self, plan: StepPlan, prompts: abc.Sequence[Entry]) -> list[Entry] | None:
         """Return the next chunks of prompts whose last ones still run; None: these must have run first.
 
         Nothing is committed yet: a request may end before their turn, and then they are nobody's.
@@ -334,15 +395,6 @@ class Scheduler:
         is_shared = len(self._running.background) < len(self._running)
         if is_shared and any(entry.request.is_background for entry in prompts):
             return None  # what the others leave to them is decided with all that wait
-        plan = StepPlan(
-            number=self.stats.num_steps,
-            budget=self.max_num_batched_tokens - num_rows,
-            sequence_slots=0,
-            num_rows=num_rows,
-            max_chunk=self.config.max_tokens_per_request,
-            in_flight=None,
-            num_prompts=len(prompts),
-        )
         starts = {entry.request: entry.end for entry in prompts}
         ordered = self.policy.order_prompts(list(starts))
         chunks: list[Entry] = []
@@ -355,13 +407,18 @@ class Scheduler:
                 or lease.num_tokens < request.num_tokens
             ):
                 return None
-            count = plan.chunk(request, shares_budget=i + 1 < len(ordered), start=start)
+            shares_budget = i + 1 < len(ordered) or plan.reserve > 0
+            room = plan.budget - plan.reserve
+            count = plan.chunk(request, shares_budget=shares_budget, start=start, room=room)
             if count <= 0:
                 return None
             chunks.append(Entry(request, start=start, count=count, known=start))
             plan.budget -= count
         for chunk in sorted(chunks, key=lambda chunk: chunk.request.num_tokens - chunk.end):
-            more = plan.chunk(chunk.request, shares_budget=False, scheduled=chunk.count, start=chunk.start)
+            room = plan.budget - plan.reserve
+            more = plan.chunk(
+                chunk.request, shares_budget=False, scheduled=chunk.count, start=chunk.start, room=room
+            )
             chunk.count += max(0, more)
             plan.budget -= max(0, more)
         for chunk in chunks:
@@ -376,6 +433,7 @@ class Scheduler:
 
     def begin_ahead(self, batch: Batch) -> None:
         """Make the chunks of a step that was planned ahead shareable: its turn has come. O(chunks)."""
+        self._joined = []
         for entry in batch.entries[batch.num_rows :]:
             request, lease = entry.request, entry.request.lease
             if lease is not None and request.num_computed == entry.start:
@@ -641,6 +699,7 @@ class Scheduler:
         Returns:
             Its entries whose requests have not ended, of which the engine decides who may try again.
         """
+        self._leave()
         if self._states is not None:
             self._states.failed(batch.entries)
         for entry in batch.entries:

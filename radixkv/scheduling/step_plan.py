@@ -62,6 +62,7 @@ class StepPlan:
         preempted: requests that were preempted in this step, and wait again.
         stuck: requests that need a block which can't be had even alone; the engine ends them.
         room: by namespace, the known number of available blocks, until a lease is changed.
+        is_ahead: the step before still runs: chunks are made shareable in their turn.
         matches_are_current: whether all waiting requests were looked up since a lease was changed.
         batch: the step's work once all is decided; None: there is nothing to run.
     """
@@ -80,6 +81,7 @@ class StepPlan:
     preempted: list[Sequence] = field(default_factory=list)
     stuck: list[Sequence] = field(default_factory=list)
     room: dict[NamespaceName, tuple[int, int]] = field(default_factory=dict)
+    is_ahead: bool = False
     matches_are_current: bool = False
     batch: Batch | None = None
 
@@ -159,7 +161,7 @@ class StepPlan:
         return count
 
     def add(self, request: Sequence, count: int) -> None:
-        """Put `count` more tokens of a running request into the step, and make them shareable."""
+        """Put `count` more tokens of a running request into the step, shareable unless it is ahead."""
         lease = request.lease
         assert lease is not None
         assert count > 0
@@ -173,7 +175,8 @@ class StepPlan:
         end = entry.start + entry.count
         # Less than `end`: a decode row has computed the tokens between. More: the request replays them.
         there = lease.num_committed
-        there += lease.commit(end + count)
+        if not self.is_ahead:
+            there += lease.commit(end + count)
         redundant = min(count, max(0, there - end))
         assert not redundant or entry.redundant == entry.count, "an entry's slots changed within the step"
         entry.redundant += redundant
@@ -185,7 +188,8 @@ class StepPlan:
         self.leases_changed()
         request.last_scheduled_step = self.number
         if self.in_flight is not None:
-            self.in_flight.announce(request, entry.start + entry.count)
+            # Of a step ahead, the tokens after the committed ones are still to come.
+            self.in_flight.announce(request, there if self.is_ahead else entry.start + entry.count)
 
     def lengthen(self, entry: Entry) -> None:
         """Give an entry's prompt as many further tokens as the budget allows."""

@@ -501,6 +501,92 @@ def test_a_chunk_ahead_that_fails_harms_nobody() -> None:
         engine.check()
 
 
+def joining(engine: Engine, prompts: list[list[int]], *, aborted: int = -1) -> list[Any]:
+    """Answers to requests that come one after the other, three steps apart, beside one that decodes."""
+    long = replace(GREEDY, max_tokens=60)
+    at = {0: (prompt(1), long)} | {4 + 3 * i: (ids, GREEDY) for i, ids in enumerate(prompts)}
+    return arriving(engine, at, aborted)
+
+
+def test_requests_join_steps_ahead() -> None:
+    """Of the steps that somebody joins, hardly one waits for the tokens of the one before."""
+    prompts = [prompt(50 + i, 9 + 5 * i) for i in range(6)]
+    prompts += [[*prompts[3][:-2], 7, 8, 9], [*prompts[3][:12], 1, 2, 3]]  # after a cached prefix, copied
+    ahead, other = engines(speculation="off", budget=24, num_blocks=100)
+    assert joining(ahead, prompts) == joining(other, prompts)
+    stats = ahead.stats()
+    assert stats.steps - stats.steps_ahead <= 8
+    assert ahead.cache.stats.held_blocks == 0
+
+
+def test_requests_that_join_together_share_what_they_compute() -> None:
+    """Each prompt token is computed once, whichever of the equal prompts joins first."""
+    found = []
+    for looks_ahead in (True, False):
+        engine, _ = make_engine(async_scheduling=looks_ahead, speculation="off", budget=24, num_blocks=100)
+        engine.add_request(prompt(1), replace(GREEDY, max_tokens=60))
+        for _ in range(5):
+            engine.step()
+        before = engine.stats()
+        ids = [engine.add_request(prompt(2, 70), GREEDY) for _ in range(3)]
+        outputs = run_all(engine)
+        after = engine.stats()
+        computed = after.computed_prompt_tokens - before.computed_prompt_tokens
+        assert computed <= 70 + 2 + 2 * engine.cache.block_size
+        found.append([outputs[one].outputs[0].token_ids for one in ids])
+    assert found[0] == found[1]
+
+
+def test_a_request_that_joins_may_be_aborted_or_its_step_fail() -> None:
+    for aborted in range(5, 12):
+        ahead, other = engines(speculation="off", budget=24, num_blocks=100)
+        results = [
+            joining(engine, [prompt(2, 60), prompt(3, 30)], aborted=aborted) for engine in (ahead, other)
+        ]
+        assert [results[0][0], results[0][2]] == [results[1][0], results[1][2]]
+        assert ahead.cache.stats.held_blocks == 0
+    for failing in range(3, 16):
+        calls = iter(range(1000))
+        model = PagedHashModel(100, 8, fail_if=lambda batch: next(calls) == failing)  # noqa: B023
+        engine, _ = make_engine(model=model, async_scheduling=True, speculation="off", budget=24)
+        other, _ = make_engine(async_scheduling=False, speculation="off", num_blocks=100)
+        prompts = [prompt(2, 60), prompt(2, 70), [*prompt(2, 60)[:21], 5, 6]]
+        assert joining(engine, prompts) == joining(other, prompts)
+        assert not model.violations
+
+
+def test_an_interruption_of_a_step_that_somebody_joins_ends_that_step() -> None:
+    """Its copy of a cached block has not been made: who joined gets another lease."""
+    for interrupted in range(6, 14):
+
+        class Interrupted(PagedHashModel):
+            calls = 0
+
+            def execute(self, batch: Batch) -> torch.Tensor:
+                self.calls += 1
+                if self.calls == interrupted:  # noqa: B023
+                    raise KeyboardInterrupt
+                return super().execute(batch)
+
+        engine, _ = make_engine(model=Interrupted(100, 8), async_scheduling=True, speculation="off")
+        other, _ = make_engine(async_scheduling=False, speculation="off", num_blocks=100)
+        cached, found = prompt(2), []
+        for one in (engine, other):
+            at = {0: (cached, GREEDY), 3: ([*cached[:13], 3, 4], GREEDY), 5: (prompt(4), GREEDY)}
+            ids, outputs, step = [], {}, 0
+            while one.has_work or at:
+                if step in at:
+                    ids.append(one.add_request(*at.pop(step)))
+                try:
+                    outputs.update({output.request_id: output for output in one.step().finished})
+                except KeyboardInterrupt:
+                    assert one is engine
+                one.check()
+                step += 1
+            found.append([outputs[each].outputs[0].token_ids for each in ids])
+        assert found[0] == found[1]
+
+
 def test_a_few_guesses_stop_no_step_ahead_of_the_others() -> None:
     """One request of ten repeats itself: it sits out a step, and the others do not wait for it."""
     ahead, _ = make_engine(model=Parrot(200, 8), async_scheduling=True, max_num_seqs=16)
