@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from benchmarks.figures import write_figures
@@ -31,12 +31,28 @@ from radixkv.images.image_files import DecodedImage, image_of
 from radixkv.scheduling.request import Request
 
 VOCAB_SIZE = 4096
-START, END, IMAGE, VIDEO = 4090, 4091, 4092, 4093
+START, END, IMAGE, VIDEO, TURN, STOP = range(4090, 4096)
+MARKS = {
+    START: "<|vision_start|>",
+    END: "<|vision_end|>",
+    IMAGE: "<|image_pad|>",
+    VIDEO: "<|video_pad|>",
+    TURN: "<|im_start|>",
+    STOP: "<|im_end|>",
+}
+CHAT_TEMPLATE = """\
+{%- for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' }}
+{%- if message['content'] is string %}{{ message['content'] }}
+{%- else %}{%- for part in message['content'] %}
+{%- if part['type'] == 'image' or 'image' in part or 'image_url' in part %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+{%- else %}{{ part['text'] }}{%- endif %}{%- endfor %}{%- endif %}
+{{- '<|im_end|>' }}{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant ' }}{%- endif %}"""
 SIZE = (640, 360)
 
 
 def save_model(folder: Path) -> None:
-    """Write the random model, a tokenizer that is not used, and the settings for images."""
+    """Write the random model, a tokenizer (`w7` is token 7), a template, and settings for images."""
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
     config = AutoConfig.for_model(
         "qwen2_5_vl",
@@ -65,8 +81,13 @@ def save_model(folder: Path) -> None:
     )
     torch.manual_seed(0)
     AutoModelForImageTextToText.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    names = [MARKS.get(i, f"w{i}") for i in range(VOCAB_SIZE)]
+    words = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.add_special_tokens(list(MARKS.values()))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=MARKS[STOP], pad_token=MARKS[STOP])
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder)
     settings = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "merge_size": 2}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
 

@@ -32,8 +32,8 @@ class Environment:
     def site_packages(self) -> Path:
         return next((self.folder / "lib").glob("python*/site-packages"))
 
-    def add(self, requirement: str, *, timeout: float) -> None:
-        """Install one more `NAME==VERSION`, if it is not there.
+    def add(self, requirement: str, *, timeout: float, dependencies: bool = True) -> None:
+        """Install one more `NAME==VERSION`, if it is not there, with what it depends on or alone.
 
         Raises:
             PeerUnavailable: it can't be installed.
@@ -49,7 +49,8 @@ class Environment:
                 "--disable-pip-version-check",
                 "--no-input",
             ]
-            run_step([*pip, requirement], timeout=timeout, what=f"pip install {requirement}")
+            alone = [] if dependencies else ["--no-deps"]
+            run_step([*pip, *alone, requirement], timeout=timeout, what=f"pip install {requirement}")
 
     def versions(self, *names: str) -> dict[str, str]:
         """Installed versions of these distributions (missing ones are left out)."""
