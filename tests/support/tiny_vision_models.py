@@ -403,9 +403,9 @@ class Reference:
     """transformers' own eager model of a folder."""
 
     def __init__(self, folder: Path, processor: Any) -> None:
-        self._model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+        self.model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
         self._processor = processor
-        self._image = self._model.config.image_token_id
+        self._image = self.model.config.image_token_id
 
     @torch.inference_mode()
     def logits(self, parts: Parts, answer: Sequence[int] = (), *, is_causal: bool = False) -> torch.Tensor:
@@ -431,13 +431,13 @@ class Reference:
             inputs |= self._processor.processor(
                 images=pictures, return_tensors="pt", **self._processor.options
             )
-        wanted = inspect.signature(self._model.forward).parameters
+        wanted = inspect.signature(self.model.forward).parameters
         if "pixel_values" in inputs:
-            inputs["pixel_values"] = inputs["pixel_values"].to(self._model.dtype)
+            inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         if is_causal:
             inputs = {name: value for name, value in inputs.items() if not name.endswith("type_ids")}
         inputs = {name: value for name, value in inputs.items() if name in wanted}
-        found = self._model(input_ids=row, use_cache=False, **inputs)
+        found = self.model(input_ids=row, use_cache=False, **inputs)
         return found.logits[0]
 
     def answer(self, parts: Parts, count: int) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from radixkv.model.decoder_layers import StoredProduct
+from radixkv.model.vision.families import is_in_tower
 
 if TYPE_CHECKING:
     from radixkv.model.loading.loader import LoadedModel
@@ -61,5 +62,5 @@ def _is_linear(module: Any) -> bool:
 
 def _may_change(path: str) -> bool:
     parts = path.split(".")
-    is_in_layer = any(part.isdigit() for part in parts)
+    is_in_layer = any(part.isdigit() for part in parts) and not is_in_tower(path)
     return is_in_layer and bool(_PARENTS.intersection(parts)) and not _NOT_UNDER.intersection(parts)

@@ -26,6 +26,7 @@ from safetensors import SafetensorError, deserialize
 from radixkv.errors import AdapterLoadError, ModelLoadError
 from radixkv.model.adapters.peft_config import CONFIG_NAME, PeftConfig
 from radixkv.model.loading.folder_checks import check_links
+from radixkv.model.vision.families import is_in_tower
 from radixkv.regular_file import open_regular
 
 if TYPE_CHECKING:
@@ -285,6 +286,11 @@ def _pairs(matrices: list[StoredMatrix], base: BaseModules) -> dict[str, list[St
         if "magnitude" in name:
             raise AdapterLoadError(f"the adapter has {name:.200}: DoRA is not served.")
         is_pair = name.startswith(_PREFIX) and name.endswith(".weight") and part in _PARTS
+        if is_in_tower(path):
+            raise AdapterLoadError(
+                f"the adapter changes the tower that encodes images ({name:.200}); adapters of the text's "
+                "layers alone are served: train it without the tower (PEFT's exclude_modules)."
+            )
         if not is_pair or path not in base.shapes:
             raise AdapterLoadError(
                 f"the adapter has weights {name!r:.200}, which belong to no linear layer of the base's "

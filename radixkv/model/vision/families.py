@@ -52,6 +52,9 @@ _WITH_PLACES: tuple[tuple[str, Any], ...] = (("return_row_col_info", True),)
 _DEEP = "rows are added behind the first layers, too"
 _STATES = "checkpoints of [states](hybrid_models.md) lie behind images as behind text"
 
+#: Names of towers in models, and in the names of their tensors.
+TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
+
 #: By `model_type`, with the tower's behind it where a type has towers of several families.
 VISION_FAMILIES: Mapping[str, VisionFamily] = {
     "qwen2_vl": _grid("Qwen2-VL"),
@@ -110,6 +113,11 @@ def family_of(config: Any) -> str:
     if named in VISION_FAMILIES:
         return named
     return kind if kind in VISION_FAMILIES else ""
+
+
+def is_in_tower(path: str) -> bool:
+    """Return True if a layer encodes images: its rows are not a step's."""
+    return not set(TOWERS).isdisjoint(path.split("."))
 
 
 #: Why other architectures of transformers that read images don't see here: reason -> `model_type`s.

@@ -16,7 +16,7 @@ from radixkv.images.image_files import DecodedImage
 from radixkv.model.loading.weight_files import stored_tensors
 from radixkv.model.step_context import chooses_rows
 from radixkv.model.vision.encoder_cache import Encoding
-from radixkv.model.vision.families import VISION_FAMILIES, family_of
+from radixkv.model.vision.families import TOWERS, VISION_FAMILIES, family_of
 from radixkv.model.vision.image_placing import ModelImageProcessor
 from radixkv.model.vision.llama4_pixels import Llama4Pixels
 
@@ -24,8 +24,6 @@ logger = logging.getLogger("radixkv")
 
 #: Attention inside of towers: images are encoded one by one, whole.
 _TOWER_ATTENTION = "sdpa"
-#: Names of towers in models, and in the names of their tensors.
-_TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
 #: Files with the settings of a model's image processor.
 _SETTINGS = ("preprocessor_config.json", "processor_config.json")
 
@@ -51,9 +49,7 @@ class VisionModel:
         self._inputs = frozenset(inspect.signature(self._whole.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
         model.config.vision_config._attn_implementation = _TOWER_ATTENTION
-        self.tower = next(
-            found for name in _TOWERS if (found := getattr(self._whole, name, None)) is not None
-        )
+        self.tower = next(found for name in TOWERS if (found := getattr(self._whole, name, None)) is not None)
         for module in self.tower.modules():
             if hasattr(module, "config"):
                 module.config._attn_implementation = _TOWER_ATTENTION
@@ -124,7 +120,7 @@ def _joined(features: Any) -> Tensor:
 def has_sight(hf_config: Any, folder: Path) -> bool:
     """Return True if a folder's model is of a family that sees, with a tower and settings for images."""
     return has_image_settings(hf_config, folder) and any(
-        part in _TOWERS for name in stored_tensors(folder) for part in name.split(".", 3)
+        part in TOWERS for name in stored_tensors(folder) for part in name.split(".", 3)
     )
 
 
