@@ -657,7 +657,7 @@ def compile_router(
     )
     types = {"logits_ptr": "*fp32", "choice_bias_ptr": "*fp32", "is_row_ptr": "*i64", "ids_ptr": "*i32"}
     types |= {"weights_ptr": "*bf16" if routing.rounds_weights else "*fp32"}
-    numbers = {"epsilon": "fp32", "factor": "fp32"}
+    numbers = dict.fromkeys(("epsilon", "factor", "least", "margin"), "fp32")
     constants = choose_constants(routing, experts)
     constants |= {"CHOICE_BIAS": choice_bias, "HAS_ROWS": True}
     choice = compile_kernel(

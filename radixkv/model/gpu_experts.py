@@ -20,7 +20,7 @@ from radixkv.model.decoder_layers import ACTIVATIONS, StoredExperts
 from radixkv.model.step_context import current_rows
 from radixkv_kernels.triton.experts import MAX_ROWS, Gate, combine, run_experts
 from radixkv_kernels.triton.gated import gate_rows
-from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing, route_rows
+from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, SPARSE, Routing, route_rows
 from radixkv_kernels.triton.tiled_weight import PLAIN, TiledWeight
 
 #: Multiple of bytes that torch's grouped product wants rows of its operands to be.
@@ -43,6 +43,13 @@ _SHARED = frozenset(
         "Glm4MoeMoE",
         "Glm4MoeLiteMoE",
         "GlmMoeDsaMoE",
+        "Glm4vMoeTextMoE",
+        "KimiLinearMoE",
+        "BailingHybridMoE",
+        "SolarOpenMoE",
+        "ExaoneMoeSparseMoEBlock",
+        "HYV4MoE",
+        "Ernie4_5_MoeSparseMoeBlock",
     }
 )
 
@@ -193,11 +200,14 @@ class GpuRouter(nn.Module):
         self.routing = routing
         self.weight = plain.weight
         self.bias = getattr(plain, "bias", None)
-        self.choice_bias: Tensor | None = getattr(plain, "e_score_correction_bias", None)
+        holder = getattr(plain, "moe_statics", plain)
+        self.choice_bias: Tensor | None = getattr(holder, "e_score_correction_bias", None)
 
-    def forward(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, states: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """`choice_bias`: [E], where the block has it."""
         rows = states.reshape(-1, states.shape[-1]).contiguous()
-        return route_rows(rows, self.weight, self.routing, self.bias, self.choice_bias, current_rows())
+        added = self.choice_bias if choice_bias is None else choice_bias
+        return route_rows(rows, self.weight, self.routing, self.bias, added, current_rows())
 
 
 class SharedExpertsBlock(nn.Module):
@@ -261,6 +271,19 @@ def describe_router(module: Any) -> Routing | None:
             groups=int(module.num_group) if has_groups else 1,
             kept_groups=int(module.topk_group) if has_groups else 1,
         )
+    if name in ("MiniMaxM2TopKRouter", "MiniMaxM3VLTopKRouter", "Step3p7TopKRouter"):
+        return Routing(choices, SIGMOID)
+    if name == "HYV3TopKRouter":
+        factor = float(module.router_scaling_factor)
+        return Routing(choices, SIGMOID, rounds_logits=False, epsilon=1e-20, factor=factor)
+    if name in ("Ernie4_5_MoeTopKRouter", "Ernie4_5_VLMoeMoeTopKRouter"):
+        least = float(module.norm_min)
+        return Routing(choices, SOFTMAX, rounds_logits=False, rounds_weights=True, least=least)
+    if name == "JambaTopKRouter":
+        return Routing(choices, SOFTMAX, rounds_weights=True, normalised=False)
+    if name == "PhimoeTopKRouter":
+        margin = 2 * float(module.router_jitter_noise)
+        return Routing(choices, SPARSE, rounds_weights=True, normalised=False, margin=margin)
     return None
 
 
@@ -268,7 +291,7 @@ _SOFTMAX_ROUTERS = frozenset(
     f"{family}TopKRouter"
     for family in (
         *("Mixtral", "MiniMax", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe", "Qwen3VLMoeText"),
-        *("Olmoe", "FlexOlmo"),
+        *("Olmoe", "FlexOlmo", "Mellum", "Qwen3OmniMoeThinkerText", "Qwen4ExpText"),
     )
 )
 _GROUP_ROUTERS = frozenset(
@@ -281,6 +304,14 @@ _GROUP_ROUTERS = frozenset(
         "Glm4MoeLite",
         "GlmMoeDsa",
         "Glm4vMoeText",
+        "AXK1",
+        "BailingHybrid",
+        "ExaoneMoe",
+        "HYV4",
+        "KimiLinear",
+        "MiMoV2Flash",
+        "NemotronH",
+        "SolarOpen",
     )
 )
 
@@ -321,4 +352,5 @@ def _adds_shared_experts(module: Any) -> bool:
         name in _SHARED | _SHARED_WITH_GATE
         and isinstance(getattr(module, "experts", None), GpuExperts)
         and isinstance(getattr(module, "gate", None), GpuRouter)
+        and (name in _SHARED_WITH_GATE or module.shared_experts is not None)
     )

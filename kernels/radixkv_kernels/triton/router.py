@@ -4,7 +4,8 @@
     scores   softmax or sigmoid of the logits, or the logits themselves
     groups   the best groups of experts, by the sum of their two best (DeepSeek V3) or their best one (V2)
     choice   the K highest scores, of equal ones the first; with a bias that counts for the choice only
-    weights  their scores: divided by their sum, or softmax among them (gpt-oss); times a factor
+    weights  their scores: divided by their sum, or softmax among them (gpt-oss), or among those of the
+             remaining logits that are nearly as high (Phi-MoE); times a factor
 
 A row's bits depend on itself only. Rows of a graph beyond the step's get the expert -1.
 """
@@ -21,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-SOFTMAX, SIGMOID, LOGITS = range(3)
+SOFTMAX, SIGMOID, LOGITS, SPARSE = range(4)
 _TILE = 16
 
 
@@ -31,10 +32,12 @@ class Routing:
 
     Attributes:
         choices: experts of a row.
-        scores: SOFTMAX, SIGMOID or LOGITS; of LOGITS, weights are the softmax of those chosen.
+        scores: SOFTMAX, SIGMOID, LOGITS or SPARSE; of LOGITS, weights are the softmax of those chosen; of
+            SPARSE, each is the softmax of logits that are not chosen yet and at most `margin` of the higher
+            magnitude below it.
         rounds_logits: logits are rounded to the rows' dtype.
         rounds_weights: weights are.
-        normalised: weights are divided by their sum and `epsilon`.
+        normalised: weights are divided by their sum and `epsilon`, or by `least`, if that is more.
         factor: of weights, at last.
         groups, kept_groups: of consecutive experts; `best_of_group`: scores that are summed up for a group.
     """
@@ -49,6 +52,8 @@ class Routing:
     groups: int = 1
     kept_groups: int = 1
     best_of_group: int = 1
+    least: float = 0.0
+    margin: float = 0.0
 
 
 @triton.jit
@@ -92,11 +97,17 @@ def first_at(values, wanted, index):
 
 
 @triton.jit
+def rounded(x, pointer):
+    """float32 numbers, rounded to the type that a pointer points to."""
+    return x.to(pointer.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
 def choose_kernel(
-    logits_ptr, choice_bias_ptr, is_row_ptr, ids_ptr, weights_ptr, epsilon, factor, E: tl.constexpr,
-    CHOICES: tl.constexpr, KP: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, S: tl.constexpr,
-    SP: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr, CHOICE_BIAS: tl.constexpr,
-    NORMALISED: tl.constexpr, HAS_ROWS: tl.constexpr,
+    logits_ptr, choice_bias_ptr, is_row_ptr, ids_ptr, weights_ptr, epsilon, factor, least, margin,
+    E: tl.constexpr, CHOICES: tl.constexpr, KP: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
+    S: tl.constexpr, SP: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr,
+    CHOICE_BIAS: tl.constexpr, NORMALISED: tl.constexpr, HAS_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows): int32 ids and weights [T, CHOICES] of float32 logits [T, E], E = G groups of S."""
     row = tl.program_id(0)
@@ -142,8 +153,15 @@ def choose_kernel(
         best_index = tl.minimum(
             first_at(left, highest(left), tl.where(taken | (exists == 0), 1 << 30, index)), E - 1
         )
+        if SCORES == 3:
+            top = highest(left)
+            own_score = tl.where(exists & (taken == 0), score, top)
+            distance = rounded(top - own_score, weights_ptr) / tl.maximum(tl.abs(own_score), top)
+            near = exists & (taken == 0) & (rounded(distance, weights_ptr) <= margin)
+            own = 1.0 / tl.sum(tl.sum(tl.where(near, tl.exp(own_score - top), 0.0), 1), 0)
+        else:
+            own = tl.sum(tl.sum(tl.where(index == best_index, tl.where(exists, score, 0.0), 0.0), 1), 0)
         taken = taken | (index == best_index)
-        own = tl.sum(tl.sum(tl.where(index == best_index, tl.where(exists, score, 0.0), 0.0), 1), 0)
         ids = tl.where(j == each, best_index, ids)
         chosen = tl.where(j == each, own, chosen)
     if SCORES == 2:
@@ -151,7 +169,7 @@ def choose_kernel(
         chosen = tl.exp(chosen - tl.max(chosen, 0))
         chosen = chosen / tl.sum(chosen, 0)
     elif NORMALISED:
-        chosen = chosen / (tl.sum(chosen, 0) + epsilon)
+        chosen = chosen / tl.maximum(tl.sum(chosen, 0) + epsilon, least)
     chosen = chosen * factor
     tl.store(ids_ptr + at, ids, mask=j < CHOICES)
     tl.store(weights_ptr + at, chosen.to(weights_ptr.dtype.element_ty), mask=j < CHOICES)
@@ -204,6 +222,8 @@ def route_rows(
         weights,
         routing.epsilon,
         routing.factor,
+        routing.least,
+        _rounded_margin(routing.margin, weights.dtype),
         **choose_constants(routing, experts),
         CHOICE_BIAS=choice_bias is not None,
         HAS_ROWS=is_row is not None,
@@ -211,6 +231,11 @@ def route_rows(
         enable_fp_fusion=False,
     )
     return logits, weights, ids
+
+
+def _rounded_margin(margin: float, dtype: torch.dtype) -> float:
+    """As torch rounds what it compares numbers of a type with."""
+    return float(torch.tensor(margin, dtype=dtype).item()) if margin else 0.0
 
 
 def choose_constants(routing: Routing, experts: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from nightly import by_day
 from torch import Tensor
 
 from radixkv_kernels.triton.experts import Gate, run_experts
-from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing, route_rows
+from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, SPARSE, Routing, route_rows
 from radixkv_kernels.triton.tiled_weight import TiledWeight
 
 ROWS, WIDTH, INNER, EXPERTS, CHOICES = 5, 96, 64, 4, 2
@@ -171,6 +171,8 @@ def exact_routes(x: Tensor, weight: Tensor, routing: Routing, bias: Any, choice_
     if routing.scores == LOGITS:
         top, ids = logits.topk(routing.choices)
         return top.softmax(-1) * routing.factor, ids
+    if routing.scores == SPARSE:
+        return phi_routes(logits.to(x.dtype), routing)
     scores = logits.softmax(-1) if routing.scores == SOFTMAX else logits.sigmoid()
     choice = scores if choice_bias is None else scores + choice_bias
     if routing.kept_groups < routing.groups:
@@ -181,11 +183,28 @@ def exact_routes(x: Tensor, weight: Tensor, routing: Routing, bias: Any, choice_
     ids = choice.topk(routing.choices).indices
     weights = scores.gather(1, ids)
     if routing.normalised:
-        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon)
+        weights = weights / (weights.sum(-1, keepdim=True) + routing.epsilon).clamp_min(routing.least)
     return weights * routing.factor, ids
 
 
+def phi_routes(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """Phi-MoE's: each choice among logits that are near it."""
+    weights, ids, left = [], [], logits
+    for _ in range(routing.choices):
+        top, best = left.max(-1, keepdim=True)
+        far = (top - logits) / logits.abs().clamp(min=top) > routing.margin
+        weights.append(left.masked_fill(far, float("-inf")).softmax(-1).gather(1, best))
+        ids.append(best)
+        left = left.scatter(-1, best, float("-inf"))
+    return torch.cat(weights, -1).float(), torch.cat(ids, -1)
+
+
 ROUTINGS = {
+    "minimax-m2": (Routing(3, SIGMOID), 12),
+    "ernie": (Routing(3, SOFTMAX, rounds_logits=False, rounds_weights=True, least=1e-12), 12),
+    "ernie, small sums": (Routing(2, SOFTMAX, rounds_logits=False, least=0.9), 12),
+    "phi": (Routing(2, SPARSE, rounds_weights=True, normalised=False, margin=0.02), 16),
+    "phi, wide": (Routing(2, SPARSE, rounds_weights=True, normalised=False, margin=0.6), 16),
     "mixtral": (Routing(2, SOFTMAX), 8),
     "qwen": (Routing(3, SOFTMAX, normalised=False, rounds_weights=True), 12),
     "gpt-oss": (Routing(4, LOGITS, rounds_weights=True), 32),
@@ -216,7 +235,7 @@ def test_router(name: str, dtype: torch.dtype) -> None:
     routing, experts = ROUTINGS[name]
     x, weight = torch.randn(ROWS, WIDTH).to(dtype), (torch.randn(experts, WIDTH) * 0.3).to(dtype)
     bias = torch.randn(experts) if name == "gpt-oss" else None
-    choice_bias = torch.randn(experts) * 0.3 if name == "deepseek-v3" else None
+    choice_bias = torch.randn(experts) * 0.3 if name in ("deepseek-v3", "minimax-m2", "ernie") else None
     wanted, wanted_ids = exact_routes(x, weight, routing, bias, choice_bias)
     is_row = torch.ones(ROWS, dtype=torch.int64)
     is_row[2] = 0

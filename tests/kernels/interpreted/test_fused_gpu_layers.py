@@ -87,7 +87,7 @@ LATENTS = ("deepseek-v3", "deepseek-v2", "deepseek-v32", "glm-dsa", "glm4-lite",
 #: Kernels that a family's layers have more: experts, inputs of each layer, an activation in parts.
 MORE_KERNELS = dict.fromkeys(("qwen3-moe", "qwen2-moe-window", "mixtral", "gpt-oss", "dots1"), 9)
 MORE_KERNELS |= {"gemma4": 5, "phi": 6}
-MORE_KERNELS |= {"minicpm3": 4, "youtu": 4, "axk1": 24}  # norm, queries up, folding and unfolding
+MORE_KERNELS |= {"minicpm3": 4, "youtu": 4, "axk1": 13}  # norm, queries up, folding and unfolding
 MORE_KERNELS |= dict.fromkeys(("deepseek-v3", "deepseek-v2", "deepseek-v32", "glm-dsa", "glm4-lite"), 9)
 
 #: They differ little from others: tested where RADIXKV_ALL_TILES is set.

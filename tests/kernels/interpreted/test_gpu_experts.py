@@ -13,7 +13,7 @@ from kernel_count import counted_kernels
 from nightly import by_day
 from tiny_configs import tiny_config
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv.errors import ConfigError
 from radixkv.model import gpu_experts
@@ -32,7 +32,30 @@ FAMILIES = (
     "deepseek-v3",
     "glm4-lite",
     "qwen3_5_moe_text",
+    "phimoe",
+    "kimi_linear",
+    "minimax_m2",
+    "ernie4_5_moe",
+    "mimo",
+    "jamba",
 )
+_SMALL: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 48,
+    "pad_token_id": 0,
+}
+#: Model type -> its configuration, of families that no other test has a model of.
+OTHERS: dict[str, dict[str, Any]] = {
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16},
+    "ernie4_5_moe": {
+        "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 1
+    },
+}  # fmt: skip
 
 
 #: Token ids and positions.
@@ -41,7 +64,10 @@ _NUMBERS = torch.zeros(8, dtype=torch.int64)
 
 def make_model(family: str, dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(tiny_config(family), dtype=dtype).eval().requires_grad_(False)
+    config = (
+        AutoConfig.for_model(family, **_SMALL, **OTHERS[family]) if family in OTHERS else tiny_config(family)
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "bias" in name or ".gate." in name or "router" in name:
             tensor.copy_(torch.randn(tensor.shape) * 0.3)
