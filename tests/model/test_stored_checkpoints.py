@@ -92,6 +92,40 @@ def test_layers_differ_in_their_forms(folder: Path, plain: Path) -> None:
     )
 
 
+MIXED = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}
+_OF_MIXED = {"model.layers.0.mlp.up_proj": "NVFP4", "model.layers.0.self_attn.q_proj": "FP8"}
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+def test_modelopt_layers_of_their_own_algorithms(folder: Path, plain: Path, in_config: bool) -> None:
+    layers = {name: {"quant_algo": algorithm, "group_size": 16} for name, algorithm in _OF_MIXED.items()}
+    settings = {**MIXED, "quantized_layers": layers}
+
+    def write(weight: torch.Tensor) -> written.Stored:
+        return (written.nvfp4 if 96 in weight.shape else written.one_fp8)(weight)
+
+    written.quantise(folder, write, settings if in_config else None, plain=plain)
+    if not in_config:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": settings}))
+    found, expected = products(folder, dtype="float32"), load_file(plain / "model.safetensors")
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (MIXED, "it has no quantized_layers"),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}, "b": "FP8"}}, "of FP8, W4A8_AWQ)"),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "FP8"}}}, "it is I8, which no layer of FP8 is"),
+    ],
+)
+def test_modelopt_layers_that_are_not_read(
+    folder: Path, plain: Path, settings: dict[str, Any], expected: str
+) -> None:
+    written.quantise(folder, written.int8, settings, plain=plain)
+    assert expected in refusal(folder)
+
+
 def test_mlx_stores_embeddings_and_single_layers_in_other_bits(folder: Path, plain: Path) -> None:
     name = "model.layers.0.mlp.up_proj"
     own = {name: {"bits": 8, "group_size": 32}}

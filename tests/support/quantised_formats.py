@@ -43,6 +43,7 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "fp8-bytes": (written.exponent_bytes, FP8),
     "fp8-tensor": (partial(written.one_fp8, suffix="weight_scale_inv"), {"quant_method": "fp8"}),
     "modelopt": (written.one_fp8, MODELOPT),
+    "modelopt-int8": (written.int8, {**MODELOPT, "quant_algo": "W8A16"}),
     "fbgemm": (partial(written.channel_fp8, kind=torch.float32), {"quant_method": "fbgemm_fp8"}),
     "quark": (written.one_fp8, QUARK),
     "compressed-static": (partial(written.one_fp8, shape=(1,)), written.groups("float", "tensor")),

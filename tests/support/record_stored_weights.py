@@ -214,6 +214,14 @@ def modelopt(algorithm: str) -> Recording:
         )
         tensors = {"weight": stored._quantized_data, "weight_scale": scales, "weight_scale_2": whole}
         return Recording(tensors, plain, settings, "nvidia-modelopt")
+    if algorithm == "W8A16":
+        from modelopt.torch.export.quant_utils import to_quantized_weight
+
+        scales = weight().abs().amax(1) / 127
+        codes = to_quantized_weight(weight(), scales, "int8_wo")
+        return Recording(
+            {"weight": codes, "weight_scale": scales}, codes * scales[:, None], settings, "nvidia-modelopt"
+        )
     stored, scales = qtensor.FP8QTensor.quantize(weight(), axis=None)
     plain = stored.dequantize(torch.float32, scale=scales)
     tensors = {"weight": stored._quantized_data, "weight_scale": scales}
@@ -262,6 +270,13 @@ RECORDERS: dict[str, Callable[[], Recording]] = {
         compressed, "mxfp4-pack-quantized", num_bits=4, strategy="group", group_size=32,
         scale_dtype="torch.uint8", **_FLOAT,
     ),
+    "compressed-mxfp8": partial(
+        compressed, "mxfp8-quantized", num_bits=8, strategy="group", group_size=32, scale_dtype="torch.uint8",
+        **_FLOAT,
+    ),
+    "compressed-int4": partial(
+        compressed, "int-quantized", num_bits=4, strategy="group", group_size=32, **_INT
+    ),
     "nf4": partial(bitsandbytes, "nf4"),
     "nf4-nested": partial(bitsandbytes, "nf4", nested=True),
     "fp4": partial(bitsandbytes, "fp4"),
@@ -274,6 +289,7 @@ RECORDERS: dict[str, Callable[[], Recording]] = {
     "mlx-4-groups-of-64": partial(mlx, 4, 64),
     "modelopt-fp8": partial(modelopt, "FP8"),
     "modelopt-nvfp4": partial(modelopt, "NVFP4"),
+    "modelopt-int8": partial(modelopt, "W8A16"),
     "gpt-oss": gpt_oss,
 }  # fmt: skip
 

@@ -90,7 +90,8 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         _PACKED,
         variants=(
             "FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic; whole "
-            "numbers of 2 to 8 bits that are packed, with zero points and activation order, too; NVFP4, MXFP4"
+            "numbers of 2 to 8 bits, packed or one a byte, with zero points and activation order; NVFP4, "
+            "MXFP4, MXFP8"
         ),
         types=("F8_E4M3", "I8", "I32", "U8"),
         tensors=(
@@ -103,8 +104,11 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "ModelOpt",
         _TILED,
         _PACKED,
-        variants="FP8 and NVFP4, with `quantization_config` or `hf_quant_config.json`",
-        types=("F8_E4M3", "U8"),
+        variants=(
+            "FP8, NVFP4 and W8A16, in all layers or in each its own (MIXED_PRECISION), with "
+            "`quantization_config` or `hf_quant_config.json`"
+        ),
+        types=("F8_E4M3", "U8", "I8"),
         tensors=rf"{_SCALES_BESIDE}|weight_scale_2",
         scale="_scale",
     ),
@@ -209,11 +213,22 @@ _READ_PLACES = ("quantization_config", "text_config.quantization_config", "quant
 #: Variants of compressed-tensors that are read.
 _COMPRESSED = (
     "dense", "naive-quantized", "float-quantized", "int-quantized", "pack-quantized",
-    "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
+#: Those of whole numbers, of any bits.
+_WHOLE = ("pack-quantized", "int-quantized", "naive-quantized")
 _QUARK = (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"))
-NVFP4_ALGORITHMS = ("NVFP4", "W4A16_NVFP4", "NVFP4_AWQ_NONE")
-_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", *NVFP4_ALGORITHMS)
+#: ModelOpt's algorithm -> type of the weights that it stores. Each layer of a mixed checkpoint has its own.
+MODELOPT_ALGORITHMS: Mapping[str, str] = {
+    "FP8": "F8_E4M3",
+    "FP8_PER_CHANNEL_PER_TOKEN": "F8_E4M3",
+    "FP8_PB_WO": "F8_E4M3",
+    "NVFP4": "U8",
+    "W4A16_NVFP4": "U8",
+    "NVFP4_AWQ_NONE": "U8",
+    "W8A16": "I8",
+}
+_MIXED = "MIXED_PRECISION"
 _GPTQ_BITS = (2, 3, 4, 8)
 
 #: Form -> last part of a tensor's name that only this form has, the most telling ones first.
@@ -361,8 +376,8 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
         )
         if size is not None and not pair:
             return f"weight_block_size is {size!r:.60}, expected two numbers"
-    if method == "modelopt" and settings.get("quant_algo", "FP8") not in _MODELOPT:
-        return f"only these of its algorithms are read: {', '.join(_MODELOPT)}"
+    if method == "modelopt":
+        return _reason_against_algorithms(settings)
     if method in ("awq", "gptq", "auto-round"):
         return _reason_against_words(method, settings)
     if method == "quark":
@@ -373,6 +388,28 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
     if method == "mlx" and settings.get("mode", "affine") != "affine":
         return f"it is of the mode {settings['mode']!r:.40}; 'affine' is read"
     return _reason_against_groups(settings) if method == "compressed-tensors" else None
+
+
+def modelopt_algorithms(settings: Mapping[str, Any]) -> frozenset[str]:
+    """Names of the algorithms of a checkpoint of ModelOpt: one, or those of its layers."""
+    whole = str(settings.get("quant_algo", "FP8")).upper()
+    if whole != _MIXED:
+        return frozenset((whole,))
+    layers = settings.get("quantized_layers")
+    own = layers.values() if isinstance(layers, dict) else ()
+    return frozenset(str(each.get("quant_algo") if isinstance(each, dict) else each).upper() for each in own)
+
+
+def _reason_against_algorithms(settings: Mapping[str, Any]) -> str | None:
+    """`_reason_against` for ModelOpt."""
+    found = modelopt_algorithms(settings)
+    if not found:
+        return "it has no quantized_layers, which say what is stored how"
+    others = sorted(found.difference(MODELOPT_ALGORITHMS))
+    if not others:
+        return None
+    named = f" (it has layers of {', '.join(others)})" if len(found) > 1 else ""
+    return f"only these of its algorithms are read: {', '.join(MODELOPT_ALGORITHMS)}{named}"
 
 
 def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | None:
@@ -431,8 +468,8 @@ def _reason_against_scheme(part: Mapping[str, Any], form: str) -> str | None:
     """`_reason_against` for one group of compressed-tensors."""
     scheme = part.get("weights")
     bits = scheme.get("num_bits", 8) if isinstance(scheme, dict) else 8
-    packed = form == "pack-quantized" and type(bits) is int and 2 <= bits <= 8
-    if bits != 8 and not packed and not (bits == 4 and form.endswith("fp4-pack-quantized")):
+    whole = form in _WHOLE and type(bits) is int and 2 <= bits <= 8
+    if bits != 8 and not whole and not (bits == 4 and form.endswith("fp4-pack-quantized")):
         return f"its numbers are of {bits} bits in the form {form}"
     return None
 

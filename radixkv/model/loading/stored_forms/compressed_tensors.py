@@ -2,6 +2,7 @@
 """Weights of compressed-tensors (llm-compressor): which layers are in which scheme, and what a scheme stores.
 
     float-quantized, int-quantized, naive-quantized   weight  weight_scale  [weight_zero_point]
+    mxfp8-quantized   weight  weight_scale (exponents, a byte each)
     pack-quantized   weight_packed (codes of 2 to 8 bits in int32)  weight_shape  weight_scale
                      [weight_zero_point, packed along the outputs]  [weight_g_idx]
     nvfp4-, mxfp4-pack-quantized   weight_packed (two codes a byte)  weight_scale  [weight_global_scale]
@@ -88,16 +89,15 @@ def _weight(parts: dict[str, Tensor], scheme: Mapping[str, Any], inputs: Tensor 
     if _PACKED in parts:
         is_float = scheme.get("type") == "float"
         return _fp4(parts) if is_float else _grouped(parts, scheme)
-    bits, is_float = int(scheme.get("num_bits", 8)), scheme.get("type") == "float"
-    if bits != 8:
-        raise ValueError(f"its numbers are of {bits} bits")
-    codes = parts["weight"]
+    codes, is_float = parts["weight"], scheme.get("type") == "float"
     if codes.ndim != 2:
         raise ValueError(f"it has {codes.ndim} dimensions")
     zeros = _zeros(parts, scheme)
     block = _block((codes.shape[0], codes.shape[1]), scheme)
     grid = [-(-size // each) for size, each in zip(codes.shape, block, strict=True)]
     scales = as_grid(parts["weight_scale"], grid, f"scales ({scheme.get('strategy')})")
+    if scheme.get("format") == "mxfp8-quantized" and scales.dtype == torch.uint8:
+        scales = scales.view(torch.float8_e8m0fnu)
     if is_float:
         return Fp8Weight(codes, scales, block, input_scale=inputs if _is_number(inputs) else None)
     return Int8Weight(codes, scales, block, None if zeros is None else as_grid(zeros, grid, "zero points"))

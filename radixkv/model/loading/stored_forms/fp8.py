@@ -2,7 +2,6 @@
 """FP8 weights as they are: floats of 8 bits in a tensor's own place, their scales beside them.
 
     DeepSeek, Qwen, GLM, MiniMax (`fp8`)   weight  weight_scale_inv [out / 128, in / 128]
-    ModelOpt                               weight  weight_scale     a number, or blocks (FP8_PB_WO)
     FBGEMM                                 weight  weight_scale     [out, 1]
     Quark                                  weight  weight_scale     a number
 
@@ -22,7 +21,7 @@ from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damag
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.scale_grids import grid_of
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight
-from radixkv.model.stored_weights.stored_weight import StackedWeights
+from radixkv.model.stored_weights.stored_weight import StackedWeights, StoredWeight
 
 _FLOATS = (torch.float8_e4m3fn, torch.float8_e5m2)
 _INPUT_SCALES = ("activation_scale", "input_scale")
@@ -41,7 +40,7 @@ def read_block_fp8(tensors: MappedTensors, settings: Mapping[str, Any]) -> Found
 
 
 def read_scaled_fp8(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
-    """Weights of ModelOpt, FBGEMM and Quark.
+    """Weights of FBGEMM and Quark.
 
     Raises:
         ModelLoadError: a weight without its scale, or one that does not fit.
@@ -59,21 +58,39 @@ def _read(
         if codes.dtype not in _FLOATS or name.endswith(suffix):
             continue
         with damage_named(name):
-            scales = tensors[f"{name}{suffix}"]
-            inputs = _input_scale(tensors, name)
-            if codes.ndim == 3:
-                if len(scales) != len(codes):
-                    raise ValueError(f"{len(codes)} experts have scales for {len(scales)}")
-                experts = zip(codes, scales, strict=True)
-                found.weights[name] = StackedWeights([_weight(*each, block, only, None) for each in experts])
-            else:
-                found.weights[name] = _weight(codes, scales, block, only, inputs)
+            found.weights[name] = fp8_weight(tensors, name, suffix, block, only=only)
         found.read |= {name, f"{name}{suffix}"}
     if not found.weights:
         raise ModelLoadError(
             "The folder is said to hold FP8 weights, and has none: its config.json is another's."
         )
     return found
+
+
+def fp8_weight(
+    tensors: MappedTensors,
+    name: str,
+    suffix: str,
+    block: tuple[int, int] | None = _BLOCK,
+    *,
+    only: bool = False,
+) -> StoredWeight | StackedWeights:
+    """The weight of one layer, or of several experts.
+
+    Args:
+        suffix: what follows its name in that of its scales.
+        block, only: see `grid_of`.
+
+    Raises:
+        ValueError: scales that do not fit.
+        KeyError: there are none.
+    """
+    codes, scales = tensors[name], tensors[f"{name}{suffix}"]
+    if codes.ndim != 3:
+        return _weight(codes, scales, block, only, _input_scale(tensors, name))
+    if len(scales) != len(codes):
+        raise ValueError(f"{len(codes)} experts have scales for {len(scales)}")
+    return StackedWeights([_weight(*each, block, only, None) for each in zip(codes, scales, strict=True)])
 
 
 def _weight(

@@ -7,31 +7,26 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from radixkv.model.loading.checkpoint_formats import NVFP4_ALGORITHMS
 from radixkv.model.loading.stored_forms.bitsandbytes import read_bitsandbytes
 from radixkv.model.loading.stored_forms.compressed_tensors import read_compressed_tensors
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights
-from radixkv.model.loading.stored_forms.fp4 import read_mxfp4, read_nvfp4
 from radixkv.model.loading.stored_forms.fp8 import read_block_fp8, read_scaled_fp8
 from radixkv.model.loading.stored_forms.grouped import read_auto_round, read_awq, read_gptq
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.mlx import read_mlx
+from radixkv.model.loading.stored_forms.modelopt import read_modelopt
+from radixkv.model.loading.stored_forms.mxfp4 import read_mxfp4
 from radixkv.model.loading.stored_forms.torchao import read_torchao
 
 #: From a folder's tensors and its `quantization_config` to its stored weights.
 Reader = Callable[[MappedTensors, Mapping[str, Any]], FoundWeights]
 
 
-def _read_modelopt(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
-    is_fp4 = str(settings.get("quant_algo")) in NVFP4_ALGORITHMS
-    return read_nvfp4(tensors, settings) if is_fp4 else read_scaled_fp8(tensors, settings)
-
-
 #: By the keys of `checkpoint_formats.FORMATS`.
 READERS: Mapping[str, Reader] = MappingProxyType(
     {
         "fp8": read_block_fp8,
-        "modelopt": _read_modelopt,
+        "modelopt": read_modelopt,
         "fbgemm_fp8": read_scaled_fp8,
         "quark": read_scaled_fp8,
         "compressed-tensors": read_compressed_tensors,

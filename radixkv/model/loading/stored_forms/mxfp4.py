@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of 4-bit floats: MXFP4 of gpt-oss, NVFP4 of ModelOpt.
+"""Experts of gpt-oss in 4-bit floats (MXFP4).
 
-gpt-oss    gate_up_proj_blocks [experts, out, groups, 16]   gate_up_proj_scales [experts, out, groups]
-ModelOpt   weight [out, in / 2]    weight_scale [out, in / 16]    weight_scale_2 []
+gate_up_proj_blocks [experts, out, groups, 16]   gate_up_proj_scales [experts, out, groups]
 """
 
 from __future__ import annotations
@@ -43,27 +42,5 @@ def read_mxfp4(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeig
     if not found.weights:
         raise ModelLoadError(
             "The folder is said to hold weights of MXFP4, and has none: its config.json is another's."
-        )
-    return found
-
-
-def read_nvfp4(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
-    """Weights of ModelOpt's NVFP4; inputs are not rounded.
-
-    Raises:
-        ModelLoadError: a weight without its scales, or one that does not fit.
-    """
-    found = FoundWeights()
-    found.leave_out_activations(tensors)
-    for name in tensors:
-        if not name.endswith("weight") or tensors[name].dtype != torch.uint8:
-            continue
-        scale, whole = f"{name}_scale", f"{name}_scale_2"
-        with damage_named(name):
-            found.weights[name] = Fp4Weight(tensors[name], tensors[scale], tensors[whole])
-        found.read |= {name, scale, whole}
-    if not found.weights:
-        raise ModelLoadError(
-            "The folder is said to hold weights of NVFP4, and has none: its config.json is another's."
         )
     return found
