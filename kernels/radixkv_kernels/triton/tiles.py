@@ -78,9 +78,13 @@ CDNA_TILES: dict[tuple[int, str], Tile] = AMPERE_TILES | {
 HOPPER_FEATURED_LONG = Tile(64, 64, 8, 3)
 #: The same where segments are folded one by one, too.
 HOPPER_FEATURED_SEGMENTS = Tile(32, 64, 8, 3)
-#: The same where the cache is quantised; short tiles then have as few keys, unless a layer has a window or
-#: softcap, too: with few keys the assembler wants four programs a multiprocessor there, and spills for it.
+#: The same where the cache is quantised; short tiles of more rows than the next one's then have as few keys,
+#: unless a layer has a window or softcap, too: with few keys the assembler wants four programs a
+#: multiprocessor there, and spills for it.
 HOPPER_QUANTIZED_LONG = Tile(64, 32, 8, 3)
+#: Hopper's short tile of 64 < head size <= 128 where the cache is quantised: two warps have half the
+#: instructions a key of four with half the keys.
+HOPPER_QUANTIZED_SHORT = Tile(16, 64, 2, 3)
 
 #: Ampere's long tile of 64 < head size <= 128 where the cache is quantised.
 AMPERE_QUANTIZED_LONG = Tile(32, 64, 8, 2)
@@ -168,6 +172,8 @@ def launch_tile(
             lower = HOPPER_QUANTIZED_LONG
         if planned.rows > lower.rows >= group_size:
             return lower
+        if quantized and planned.rows == HOPPER_QUANTIZED_SHORT.rows:
+            return HOPPER_QUANTIZED_SHORT
         return replace(planned, keys=HOPPER_QUANTIZED_LONG.keys) if few_keys else planned
     if CDNA < capability < 90 and 64 < head_size <= 128 and quantized:
         lower = AMPERE_QUANTIZED_LONG

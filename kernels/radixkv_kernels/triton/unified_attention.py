@@ -39,6 +39,17 @@ from radixkv_kernels.triton.merge import LOG2E, finish, fold
 
 
 @triton.jit
+def _widened(x, DTYPE: tl.constexpr):
+    """Elements of a cache in the type that is multiplied."""
+    is_narrow: tl.constexpr = tl.float16 == DTYPE
+    if x.dtype == tl.int8 and is_narrow:
+        # 1024 + 128 + x has x in its last bits: conversions of integers take several times as long.
+        return (x.to(tl.int16) + 0x6480).to(tl.float16, bitcast=True) - 1152.0
+    else:
+        return x.to(DTYPE)
+
+
+@triton.jit
 def _tile_step(
     q, rest, acc, odd, top, sums, block, start, first_key, end_key, position, last, head_base, key_ptr,
     value_ptr, key_scale_ptr, value_scale_ptr, logit_scale, softcap, window,
@@ -55,6 +66,9 @@ def _tile_step(
     A logit is `s` times a positive factor, and enters its exponent by an explicit fused multiply-add. Left to
     itself, a compiler would fuse the two in the unmasked variant and not in the masked one, and the bits of a
     row would depend on which of them its mates need.
+
+    Weights of quantised values hold their scales, whose powers of two are summands of exponents: with top the
+    largest of these sums, weights are below 2, and float16 has room for all that count. `sums` has none.
     """
     n = start + tl.arange(0, BN)
     d = tl.arange(0, DP)
@@ -93,7 +107,7 @@ def _tile_step(
             v = tl.load(value_at)
         else:
             v = tl.load(value_at, mask=(w < WIDTH)[None, :], other=0)
-    k = k.to(q.dtype)
+    k = _widened(k, q.dtype)
     s = tl.dot(q, k, input_precision="ieee")
     if DR > 0:
         more = DP + tl.arange(0, DR)
@@ -108,7 +122,7 @@ def _tile_step(
                 k = tl.load(rest_at)
             else:
                 k = tl.load(rest_at, mask=(more < D)[:, None], other=0.0)
-        s = tl.dot(rest, k.to(q.dtype), s, input_precision="ieee")
+        s = tl.dot(rest, _widened(k, q.dtype), s, input_precision="ieee")
     factor = logit_scale
     if QUANTIZED:
         if MASK:
@@ -117,8 +131,14 @@ def _tile_step(
         else:
             key_scale = tl.load(key_scale_ptr + row)
             value_scale = tl.load(value_scale_ptr + row)
-        # Rows of zeros have no scale; hidden keys must stay -inf all the same.
-        factor = (tl.maximum(key_scale, 1e-30) * logit_scale)[None, :]
+        # Scales of keys that do not exist are 0; these must stay -inf all the same.
+        factor = tl.maximum(key_scale, 1e-30)[None, :] * logit_scale[:, None]
+        # value_scale is fraction * 2 ** shift.
+        bits = value_scale.to(tl.int32, bitcast=True)
+        exponent = bits & 0x7F800000
+        fraction = ((bits & 0x7FFFFF) | 0x3F800000).to(tl.float32, bitcast=True)
+        shift = ((exponent >> 23) - 127).to(tl.float32)
+        unshift = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
     if SOFTCAP:
         # cap * tanh(s / cap), tanh by way of exp2 of a non-positive argument, which cannot overflow.
         cap = softcap * LOG2E
@@ -132,34 +152,29 @@ def _tile_step(
         if WINDOW:
             seen = seen & (position[:, None] - n[None, :] < window)
         s = tl.where(seen, s, float("-inf"))
-    if QUANTIZED and not SOFTCAP:
-        highest = tl.max(s * factor, 1)
-        factors = tl.broadcast_to(factor, s.shape)
+    if QUANTIZED:
+        s = tl.fma(s, tl.broadcast_to(factor, s.shape), tl.broadcast_to(shift[None, :], s.shape))
+        highest = tl.max(s, 1)
     else:
         highest = tl.max(s, 1) * factor  # the same bits for less: the factor is one number
-        factors = tl.full(s.shape, factor, tl.float32)
     new = tl.maximum(top, highest)
     if MASK:
         safe = tl.where(new == float("-inf"), 0.0, new)
     else:
         safe = new
-    p = tl.exp2(tl.fma(s, factors, tl.broadcast_to(-safe[:, None], s.shape)))
     keep = tl.exp2(top - safe)
-    sums = tl.fma(sums, keep, tl.sum(p, 1))
     if QUANTIZED:
+        p = tl.exp2(s - safe[:, None])
+        sums = tl.fma(sums, keep, tl.sum(p * unshift[None, :], 1))
+        p = p * fraction[None, :]
         stored: tl.constexpr = key_ptr.dtype.element_ty
-        first = v.to(tl.int8).to(stored, bitcast=True)
-        second = (v >> 8).to(tl.int8).to(stored, bitcast=True)
-        if q.dtype == tl.float16:
-            # The scales are small: times a weight they would be subnormal in float16.
-            first = (first.to(tl.float32) * value_scale[:, None]).to(q.dtype)
-            second = (second.to(tl.float32) * value_scale[:, None]).to(q.dtype)
-        else:
-            p = p * value_scale[None, :]
-            first = first.to(q.dtype)
-            second = second.to(q.dtype)
+        first = _widened(v.to(tl.int8).to(stored, bitcast=True), q.dtype)
+        second = _widened((v >> 8).to(tl.int8).to(stored, bitcast=True), q.dtype)
         odd = tl.dot(p.to(q.dtype), second, odd * keep[:, None], input_precision="ieee")
         v = first
+    else:
+        p = tl.exp2(tl.fma(s, tl.full(s.shape, factor, tl.float32), tl.broadcast_to(-safe[:, None], s.shape)))
+        sums = tl.fma(sums, keep, tl.sum(p, 1))
     acc = tl.dot(p.to(q.dtype), v, acc * keep[:, None], input_precision="ieee")
     return acc, odd, new, sums
 
@@ -304,12 +319,26 @@ def attention_kernel(
     inside = valid[:, None] & (d < D)[None, :]
     query_at = token.to(tl.int64) * query_token_stride + head * query_head_stride
     q = tl.load(query_ptr + query_at[:, None] + d[None, :], mask=inside, other=0.0)
-    rest = q
+    rest = tl.zeros((BM, 16), tl.float32)
     if DR > 0:
         more = DP + tl.arange(0, DR)
         rest_inside = valid[:, None] & (more < D)[None, :]
         rest = tl.load(query_ptr + query_at[:, None] + more[None, :], mask=rest_inside, other=0.0)
     logit_scale = scale * LOG2E
+    if QUANTIZED:
+        logit_scale = tl.full((BM,), logit_scale, tl.float32)
+        if q.dtype != tl.float32:
+            # float16 holds all elements of quantised caches, which an instruction converts in pairs; there is
+            # none for bfloat16. Queries are divided by a power of two, without a rounding that counts.
+            largest = tl.max(tl.abs(q.to(tl.float32)), 1)
+            if DR > 0:
+                largest = tl.maximum(largest, tl.max(tl.abs(rest.to(tl.float32)), 1))
+            exponent = largest.to(tl.int32, bitcast=True) & 0x7F800000
+            power = tl.where(exponent > 0, exponent, 0x3F800000).to(tl.float32, bitcast=True)
+            q = (q.to(tl.float32) / power[:, None]).to(tl.float16)
+            if DR > 0:
+                rest = (rest.to(tl.float32) / power[:, None]).to(tl.float16)
+            logit_scale = logit_scale * power
     head_base = kv_head.to(tl.int64) * num_slots
     first_key = 0
     if WINDOW:

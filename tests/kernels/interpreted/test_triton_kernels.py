@@ -120,6 +120,29 @@ def test_features(features: dict[str, Any]) -> None:
     assert_close(batch.attend(**features), batch.reference(**features))
 
 
+@pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("size", [2.0**-40, 2.0**40])
+def test_quantized_caches_of_many_magnitudes(quantization: str, size: float) -> None:
+    """Queries beyond float16's range; values of tokens that differ by 2 ** 20, and one that is zero."""
+    batch = make_batch(
+        "triton",
+        [(1, 70), (6, 40)],
+        heads=(4, 2),
+        head_size=32,
+        dtype=torch.bfloat16,
+        quantization=quantization,
+    )
+    batch.query, batch.scale = batch.query * size, batch.scale / size
+    assert batch.kv.value_scale is not None
+    batch.kv.value_scale.mul_(torch.exp2(-20 * torch.rand(batch.kv.value_scale.shape)))
+    block = int(batch.block_tables[0][1])
+    batch.kv.value[0][:, block, 3], batch.kv.value_scale[0][:, block, 3] = 0, 1.0
+    expected = batch.reference()
+    error = (batch.attend().double() - expected).abs().max()
+    # Half of what bfloat16's weights would leave; results are rounded to it.
+    assert error <= 6e-3 * expected.abs().max()
+
+
 @pytest.mark.parametrize("quantization", ["int8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("dtype", by_day([torch.float32, torch.bfloat16, torch.float16], torch.bfloat16))
 def test_quantized(quantization: str, dtype: torch.dtype) -> None:
