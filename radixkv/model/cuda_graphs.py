@@ -100,6 +100,7 @@ class StepGraphs:
         device = kv.spec.device
         self._step: AttentionStep  # the one that runs or is recorded
         self._windows: set[int | None] = set()
+        self._has_run = False
         # Padding rows keep the zeros: NaN in them would be as harmless, but trips checks. Layers of several
         # shapes get memory of the graphs' own.
         self._out: torch.Tensor | None = None
@@ -171,7 +172,7 @@ class StepGraphs:
             return None
         graph = self._graphs.get(key)
         # Only running the model tells which windows its layers have.
-        if graph is None and self._windows and not self._first_time(key):
+        if graph is None and self._has_run and not self._first_time(key):
             graph = self._record(key)
         if graph is None:
             return self._wanted(self._forward(), batch)
@@ -249,6 +250,7 @@ class StepGraphs:
             self._inputs[0, :count] = batch.fed_tokens
 
     def _forward(self) -> torch.Tensor:
+        self._has_run = True
         columns = self._inputs[:, : len(self._step.slots)]
         token_ids, positions, inputs = columns[0], columns[1], None
         if self._has_grid:

@@ -155,6 +155,7 @@ def _size(
             max_num_seqs=config.max_num_seqs,
             max_padded_rows=max_padded_rows(budget, config.max_num_seqs),
             max_model_len=config.max_model_len or loaded.max_model_len,
+            deterministic=config.deterministic,
         )
         if loaded.vision is not None:
             longest = config.max_model_len or loaded.max_model_len

@@ -128,8 +128,8 @@ class ModelRunner:
         self.images = None if loaded.vision is None else RunnerImages(loaded.vision)
         self.host_copies = HostCopies()
         self.graphs: StepGraphs | None = None
-        # With ranks in deterministic mode, they agree on a multiple later; its states take other kernels.
-        if self.device.type == "cuda" and (not deterministic or (is_alone and self.states is None)):
+        # With ranks in deterministic mode, they agree on a multiple later.
+        if self.device.type == "cuda" and (is_alone or not deterministic):
             max_rows = max_padded_rows(limits.max_num_tokens, limits.max_num_seqs)
             if max_rows >= self.row_multiple:
                 self.graphs = self._make_graphs()

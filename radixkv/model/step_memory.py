@@ -139,6 +139,7 @@ def measure_step_memory(
     max_num_seqs: int,
     max_padded_rows: int,
     max_model_len: int,
+    deterministic: bool = False,
 ) -> int:
     """Return the bytes of steps on the model's GPU: activations, logits, sampling, kernels, CUDA graphs.
 
@@ -148,6 +149,7 @@ def measure_step_memory(
         max_num_seqs: most requests in it.
         max_padded_rows: most rows of a step that is recorded, and whose logits are all computed.
         max_model_len: longest context.
+        deterministic: see `ModelRunner`.
     """
     # Packing weights again leaves holes in the memory they had, which count as used.
     rewrite_layers(loaded.model, quantization, "triton")
@@ -156,12 +158,12 @@ def measure_step_memory(
     activations, _ = _forward_memory(loaded, max_num_tokens, chunks, max_padded_rows, max_model_len)
     # Graphs have memory of their own, which all of them share.
     states = loaded.attention.states
-    chunks = capacities(max_padded_rows, large=True)["chunks"]
+    chunks = capacities(max_padded_rows, large=True, deterministic=deterministic)["chunks"]
     with LaunchCount() as launches:
         recorded, num_logits = _forward_memory(
             loaded, max_padded_rows, chunks, max_padded_rows, max_model_len
         )
-    num_graphs = (3 if states else 2) * len(row_sizes(max_padded_rows))
+    num_graphs = (3 if states and not deterministic else 2) * len(row_sizes(max_padded_rows))
     num_launches = launches.count + _KERNELS_PER_LAYER * loaded.attention.num_layers
     num_launches += _KERNELS_PER_STATE * len(states)
     graphs = recorded + num_graphs * num_launches * _GRAPH_BYTES_PER_LAUNCH

@@ -34,12 +34,14 @@ class TritonStates(StateBackend):
         self._buffer: TableBuffer | None = None
 
     def stage(self, plan: StatePlan, rows: int, max_rows: int, *, large: bool, device: torch.device) -> bool:
-        """See `StateBackend`."""
+        """See `StateBackend`. In deterministic mode all steps have chunks: none needs launches of its own."""
+        if self._deterministic and large:
+            return False
         tables = StepTables(plan, deterministic=self._deterministic)
         if not tables.fits(rows, large=large):
             return False
         if self._buffer is None:
-            self._buffer = TableBuffer(max_rows, device)
+            self._buffer = TableBuffer(max_rows, device, deterministic=self._deterministic)
         self._buffer.load(tables, rows, large=large)
         self._tables = tables
         return True

@@ -36,6 +36,8 @@ from radixkv_kernels.states import GRID
 
 #: Most rows of a request that are computed over its ring.
 MAX_SHORT_ROWS = 8
+#: Decodes in recorded steps of deterministic mode, where each has a chunk, and memory for it.
+MAX_CHUNKED_DECODES = 128
 #: Columns of each table, in their order.
 _WIDTHS = {
     "walks": 8,
@@ -52,9 +54,16 @@ COUNTS = {name: place for place, name in enumerate(_WIDTHS)}
 HEADER = 16
 
 
-def capacities(rows: int, *, large: bool) -> dict[str, int]:
-    """Longest tables of recorded steps of this many rows; `large`: with chunks of prompts."""
-    chunks = rows // GRID + rows // 8 + 8 if large else rows // 16 + 2
+def capacities(rows: int, *, large: bool, deterministic: bool) -> dict[str, int]:
+    """Longest tables of recorded steps of this many rows.
+
+    Args:
+        large: with chunks of prompts.
+        deterministic: all steps have chunks, of decodes, too; there is one kind of them.
+    """
+    chunks = rows // GRID + rows // 8 + 8 if large or deterministic else rows // 16 + 2
+    if deterministic:
+        chunks += min(rows, MAX_CHUNKED_DECODES)
     each = dict.fromkeys(_WIDTHS, rows)
     each |= dict.fromkeys(("requests", "chunks"), chunks)
     each |= dict.fromkeys(("saves", "copies"), 2 * chunks)
@@ -99,16 +108,16 @@ class StepTables:
 
     def fits(self, rows: int, *, large: bool) -> bool:
         """Return True if recorded launches of so many rows have programs for all of it."""
-        most = capacities(rows, large=large)
+        most = capacities(rows, large=large, deterministic=self.deterministic)
         return all(len(part) <= most[name] for name, part in self.parts.items())
 
 
 class TableBuffer:
     """Memory for the tables of steps of at most `rows` rows, at addresses that recorded launches may hold."""
 
-    def __init__(self, rows: int, device: torch.device) -> None:
+    def __init__(self, rows: int, device: torch.device, *, deterministic: bool) -> None:
         self.rows = rows
-        most = capacities(rows, large=True)
+        most = capacities(rows, large=True, deterministic=deterministic)
         self._places, at = {"header": (0, HEADER)}, HEADER
         for name, width in _WIDTHS.items():
             self._places[name] = at, most[name] * width
@@ -132,7 +141,7 @@ class TableBuffer:
         if self._copied is not None:
             self._copied.record()
         tables._tables = self._views
-        tables.grids = capacities(rows, large=large)
+        tables.grids = capacities(rows, large=large, deterministic=tables.deterministic)
 
 
 def _walks(plan: StatePlan) -> tuple[np.ndarray, ...]:
