@@ -47,7 +47,7 @@ def _refuse_constant(text: str) -> None:
 
 def _loads(text: str) -> Any:
     value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
-    if "\\u" in text and _SURROGATE_ESCAPE.search(text):
+    if _SURROGATE_ESCAPE.search(text):  # looks for backslashes first, which base64 has none of
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
