@@ -75,6 +75,8 @@ TARGETS = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
 }
+#: Those whose kernels may begin before the ones that they depend on end.
+_EARLY = ("sm_90",)
 #: Those of the table of attention.
 TABLE_TARGETS = ("sm_80", "sm_90", "gfx942")
 #: Shared memory of one multiprocessor and the most one program may take, in bytes.
@@ -285,6 +287,7 @@ def attention_arguments(c: Configuration, target: str) -> tuple[dict[str, str], 
         "QUANTIZED": c.kv_dtype is not None,
         "BY_SEGMENT": c.deterministic,
         "AHEAD": c.ahead,
+        "EARLY": target in _EARLY,
     }
     aligned = [name for name, kind in types.items() if kind[0] == "*"]
     aligned += ["query_token_stride", "query_head_stride", "num_slots"]
@@ -332,7 +335,7 @@ def compile_merge(heads: int, head_size: int, target: str) -> Any:
     pointers |= dict.fromkeys(("partial_out_ptr", "partial_stat_ptr", "sinks_ptr"), "*fp32")
     constants = merge_constants(heads, triton.next_power_of_2(head_size))
     warps = constants.pop("num_warps")
-    constants |= {"V": head_size, "SINKS": True}
+    constants |= {"V": head_size, "SINKS": True, "EARLY": target in _EARLY}
     return compile_kernel(merge_kernel, pointers, constants, list(pointers), target, warps)
 
 

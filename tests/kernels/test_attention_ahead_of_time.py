@@ -157,6 +157,22 @@ def test_the_other_kernels(target: str) -> None:
         assert report.registers <= 128
 
 
+@pytest.mark.parametrize(("target", "is_early"), [("sm_80", False), ("sm_90", True)])
+def test_a_merge_begins_before_attention_ends(target: str, is_early: bool) -> None:
+    """On Hopper it reads its plan before it waits, and partials afterwards."""
+    c = next(c for c in aot.CONFIGURATIONS if c.name == "32:8 d128, long")
+    merge = aot.compile_merge(32, 128, target).asm["ptx"]
+    assert merge.count("griddepcontrol.wait") == is_early
+    if not is_early:
+        return
+    before, after = merge.split("griddepcontrol.wait")
+    assert before.count("ld.global") >= 6
+    assert "ld.global.v" not in before
+    assert "st.global" not in before
+    assert "ld.global.v" in after
+    assert aot.compile_attention(c, target).asm["ptx"].count("griddepcontrol.launch_dependents") == 1
+
+
 @pytest.mark.parametrize("head_size", by_day((64, 80, 128, 256, 512), 128))
 def test_merge_loads_partials_ahead(head_size: int) -> None:
     """In the loop all loads of a round come before its first fold, as the assembler orders them."""

@@ -10,6 +10,7 @@ import torch
 from radixkv_kernels.interface import BackendConfig, Scoring
 from radixkv_kernels.kv_cache import PagedKV
 from radixkv_kernels.triton import merge, unified_attention
+from radixkv_kernels.triton.dependent_launch import launches_early
 from radixkv_kernels.triton.head_shape import head_constants
 from radixkv_kernels.triton.plan_buffers import Partials, PlanBuffers
 from radixkv_kernels.triton.tiles import Tile, Tiling
@@ -21,6 +22,7 @@ class KernelLauncher:
     def __init__(self, config: BackendConfig, tiling: Tiling, partials: Partials) -> None:
         self.config, self.tiling, self._partials = config, tiling, partials
         self._heads = head_constants(config.spec)
+        self._early = launches_early(config.spec.device)
         # Stands for tensors that a layer does not have; the kernels don't read it.
         self._none = torch.zeros(1, dtype=torch.float32, device=config.spec.device)
 
@@ -45,7 +47,7 @@ class KernelLauncher:
             raise ValueError("out must be contiguous")
         query = query if query.stride(2) == 1 else query.contiguous()
         sinks = self._none if scoring.sinks is None else scoring.sinks.to(torch.float32)
-        shape = {"HQ": self.config.num_query_heads, "SINKS": scoring.sinks is not None}
+        shape = {"SINKS": scoring.sinks is not None, "EARLY": self._early}
         short, long, merged = grids
         for planned, grid, is_long in ((self.tiling.long, long, True), (self.tiling.short, short, False)):
             if grid:
@@ -63,8 +65,9 @@ class KernelLauncher:
                 buffers.blob,
                 sinks,
                 V=self._heads["V"],
-                SINKS=shape["SINKS"],
+                **shape,
                 **constants,
+                **({"launch_pdl": True} if self._early else {}),
             )
 
     def _attend(
@@ -104,6 +107,7 @@ class KernelLauncher:
             query.stride(0),
             query.stride(1),
             spec.num_blocks * spec.block_size,
+            HQ=self.config.num_query_heads,
             HKV=spec.num_kv_heads,
             PARTS=parts,
             BM=tile.rows,

@@ -59,13 +59,13 @@ def finish(total_out, total_max, total_sum, sink, SINKS: tl.constexpr):
 def merge_kernel(
     out_ptr, partial_out_ptr, partial_stat_ptr, blob_ptr, sinks_ptr,
     HQ: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, BH: tl.constexpr, AT_ONCE: tl.constexpr,
-    SINKS: tl.constexpr,
+    SINKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (token bucket, HQ / BH): fold the partials of BH heads of one token, in order.
 
     A decode alone has dozens, and each is some hundred nanoseconds away. So the places of AT_ONCE of them are
     loaded before the first partial, and these before the first fold. Partials that a last round lacks change
-    no bit.
+    no bit. EARLY: see `dependent_launch`; the plan is read meanwhile.
     """
     index = tl.program_id(0)
     head = tl.program_id(1) * BH + tl.arange(0, BH)
@@ -83,6 +83,8 @@ def merge_kernel(
     total_out = tl.zeros((BH, VP), tl.float32)
     total_max = tl.full((BH,), float("-inf"), tl.float32)
     total_sum = tl.zeros((BH,), tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
     for first in range(begin, end, AT_ONCE):
         places = ()
         for j in tl.static_range(AT_ONCE):

@@ -272,18 +272,21 @@ def attention_kernel(
     DR: tl.constexpr, V: tl.constexpr, VP: tl.constexpr, VALUE_ROW: tl.constexpr, REUSE: tl.constexpr,
     BM: tl.constexpr, SPLIT: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr, SEGMENT: tl.constexpr,
     LONG: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr, AHEAD: tl.constexpr,
+    QUANTIZED: tl.constexpr, BY_SEGMENT: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Grid (item bucket * SPLIT, HKV * PARTS): SPLIT programs share an item's tokens, BM // G each, and PARTS
     programs the query heads of a KV head, G each.
 
     Keys of D elements are loaded as DP and DR (0: none), values of V as VP; VALUE_ROW elements lie from one
-    token's value to the next one's. REUSE: the first DP elements of a key are its value.
+    token's value to the next one's. REUSE: the first DP elements of a key are its value. EARLY: the merge may
+    begin (`dependent_launch`).
 
     `num_slots` is num_blocks * BLOCK, the rows of one head of one layer. Partial j of an item and its token i
     are in slot `base + j * tokens + i`: one for each segment, or, without BY_SEGMENT, one in all.
     """
     G: tl.constexpr = HQ // HKV // PARTS
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
     index = tl.program_id(0) // SPLIT
     first_token = tl.program_id(0) % SPLIT * (BM // G)
     part = tl.program_id(1)
