@@ -193,6 +193,42 @@ def test_screenshots_of_a_computer_are_shown_and_stored(server: LiveServer) -> N
     assert "short text" in named.headers["warning"]
 
 
+def test_images_that_a_provider_made_are_shown_and_stored(server: LiveServer) -> None:
+    """OpenAI's image generation and code interpreter: the next turn goes on from the stored ones."""
+    client = server.openai().responses
+    made, plotted = base64_of(picture(66, SIZE)), data_url(picture(67, SIZE))
+    items: list[Any] = [
+        {"role": "user", "content": "Draw"},
+        {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": made},
+        {
+            "type": "code_interpreter_call",
+            "id": "ci_1",
+            "status": "completed",
+            "code": "plot()",
+            "container_id": "c",
+            "outputs": [{"type": "logs", "logs": "done"}, {"type": "image", "url": plotted}],
+        },
+    ]
+    options: dict[str, Any] = {"model": "qwen", "instructions": SYSTEM, "max_output_tokens": 16}
+    first = client.with_raw_response.create(input=items, **options)
+    assert "warning" not in first.headers
+    begun = first.parse()
+    words = client.create(input=items[:1], **options)
+    assert begun.usage is not None
+    assert words.usage is not None
+    assert begun.usage.input_tokens > words.usage.input_tokens + 2 * NUM_TOKENS
+    again = client.create(input="And now?", previous_response_id=begun.id, **options)
+    assert again.usage is not None
+    assert again.usage.input_tokens_details.cached_tokens >= begun.usage.input_tokens - 1
+    with server.http() as http:
+        stored = http.get(f"/v1/responses/{begun.id}/input_items").json()["data"]
+    by_type = {item["type"]: item for item in stored}
+    assert by_type["image_generation_call"]["result"] == made
+    assert by_type["code_interpreter_call"]["outputs"][1] == {"type": "image", "url": plotted}
+    (damaged,) = [{**items[1], "result": base64.b64encode(b"no image").decode()}]
+    assert client.create(input=[items[0], damaged, {"role": "user", "content": "So?"}], **options).id
+
+
 @pytest.fixture(scope="module")
 def forgetful(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     """A server of a model whose template shows no images in results of tools."""

@@ -49,7 +49,10 @@ _CONTENT = ("data", "url", "image_url", "file_data", "file_url", "file_id", "uri
 _NESTED = ("source", "image_url", "file", "input_audio", "audio_url", "video_url")
 #: Types and roles of the messages and items whose images are shown.
 _SHOWING_ITEMS = frozenset(
-    {None, "message", "function_call_output", "custom_tool_call_output", "computer_call_output"}
+    {
+        *(None, "message", "function_call_output", "custom_tool_call_output", "computer_call_output"),
+        *("image_generation_call", "code_interpreter_call"),
+    }
 )
 _SHOWING_ROLES = frozenset({None, "user", "tool", "function"})
 # Members of messages, items, results and documents that hold parts.
@@ -211,8 +214,10 @@ class _Media:
                 "text": self._mark(value, path) or self._words(value, path),
             }
         if kind == "image_generation_call" and isinstance(value.get("result"), str):
-            self.places.append(f"{path}.result")
-            return {**value, "result": placeholder("image", value["result"])}
+            mark = self._mark({"type": "image", "data": value["result"]}, f"{path}.result")
+            if not mark:
+                self.places.append(f"{path}.result")
+            return {**value, "result": mark or placeholder("image", value["result"])}
         changed = {
             name: new
             for name in _PARTS

@@ -8,10 +8,11 @@ messages: a turn renders to the same tokens in every later turn.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Field, model_validator
 
+from radixkv.images.image_parts import IMAGE_KINDS, image_data
 from radixkv.text.json_text import read_json_text
 from radixkv_server.apis.common.chat_messages import Media, TextPart, joined
 from radixkv_server.apis.common.fields import TEXT_OR_LIST, Asynchronous, ByType, Caller
@@ -20,7 +21,7 @@ from radixkv_server.apis.responses.configuration import UPDATE, ConfigurationIte
 from radixkv_server.apis.responses.provider_items import ProviderItem, call_of, is_provider_item, result_of
 from radixkv_server.apis.responses.tools import Called, Toolbox
 from radixkv_server.chats.call_memory import Recall
-from radixkv_server.chats.image_marks import ImageSource, with_parts
+from radixkv_server.chats.image_marks import Detail, ImageSource, has_marks, split_text, with_parts
 from radixkv_server.dialect import Json
 from radixkv_server.errors import bad_request
 from radixkv_server.http.body import FAIL_FAST, ParamError, StrictModel
@@ -268,8 +269,11 @@ def with_images(item: Json, sources: Mapping[str, ImageSource]) -> Json:
     if isinstance(output, dict):  # a screenshot
         (screenshot,) = with_parts([output], sources, _input_text, _screenshot)
         return item if screenshot is output else {**item, "output": screenshot}
-    for name in ("content", "output"):
-        content = with_parts(item.get(name), sources, _input_text, _input_image)
+    if has_marks(item.get("result")):  # a generated image: its data alone
+        ((key, _),) = split_text(item["result"])
+        return {**item, "result": sources[key].data}
+    for name, image_part in (("content", _input_image), ("output", _input_image), ("outputs", _output_image)):
+        content = with_parts(item.get(name), sources, _input_text, image_part)
         if content is not item.get(name):
             item = {**item, name: content}
     return item
@@ -283,6 +287,10 @@ def _input_image(source: ImageSource) -> Json:
     return {"type": "input_image", "image_url": source.data, "detail": source.detail}
 
 
+def _output_image(source: ImageSource) -> Json:
+    return {"type": "image", "url": source.data}
+
+
 def _screenshot(source: ImageSource) -> Json:
     return {**_input_image(source), "type": _SCREENSHOT}
 
@@ -292,17 +300,24 @@ def with_marks(item: Json, sources: dict[str, ImageSource]) -> Json:
     output = item.get("output")
     if isinstance(output, dict):
         return {**item, "output": _marked(output, sources)}
-    for name in ("content", "output"):
+    if item["type"] == "image_generation_call" and not str(item.get("result") or "[").startswith("["):
+        return {**item, "result": _marked({"type": "image", "data": item["result"]}, sources)["text"]}
+    for name in ("content", "output", "outputs"):
         parts = item.get(name)
-        if isinstance(parts, list) and any(part.get("type") == "input_image" for part in parts):
+        if isinstance(parts, list) and any(map(_is_image, parts)):
             item = {**item, name: [_marked(part, sources) for part in parts]}
     return item
 
 
-def _marked(part: Json, sources: dict[str, ImageSource]) -> Json:
-    if part.get("type") not in ("input_image", _SCREENSHOT) or not part.get("image_url"):
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in IMAGE_KINDS
+
+
+def _marked(part: Any, sources: dict[str, ImageSource]) -> Any:
+    found = image_data(part) if _is_image(part) else None
+    if found is None:
         return part
-    source = ImageSource(part["image_url"], part["detail"], "input")
+    source = ImageSource(found.data, cast(Detail, found.detail), "input")
     return _input_text(sources.setdefault(source.key, source).mark)
 
 
