@@ -17,7 +17,9 @@ from radixkv_kernels.cpu.linear.block_formats import (
     A8_SINGLE,
     ALL_FORMATS,
     E4M3,
+    E4M3_128,
     E5M2,
+    E5M2_128,
     FLOAT_TABLES,
     FP4,
     I8_SINGLE,
@@ -45,8 +47,8 @@ if not methods():
 #: Three panels and a part of one, at any vector width.
 OUTPUTS, INPUTS, ROWS = 107, 256, 13
 NUMBERS = (
-    U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4, Q4_0, Q8_0, MXFP4,
-    A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4,
+    U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, E4M3_128, E5M2_128,
+    NVFP4, Q4_0, Q8_0, MXFP4, A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4,
 )  # fmt: skip
 BY_NAME = {"ids": lambda number: ALL_FORMATS[number].name}
 
@@ -63,7 +65,7 @@ def blocks(number: int, outputs: int = OUTPUTS) -> tuple[object, torch.Tensor, f
     def whole(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high, shape, generator=source)
 
-    size = 16 if number == NVFP4 else 64
+    size = 16 if number == NVFP4 else max(64, form.inputs)
     groups = INPUTS // size
     scales = torch.rand(outputs, groups, generator=source) * 0.01 + 0.001
     factor, zeros = 1.0, None
@@ -82,11 +84,11 @@ def blocks(number: int, outputs: int = OUTPUTS) -> tuple[object, torch.Tensor, f
         codes = codes.to(torch.uint8) if form.bits == 4 else (codes - 128).to(torch.int8)
         return block_rows(number, codes, scales, leasts=leasts), plain, factor
     elif form.is_float:
-        dtype = torch.float8_e4m3fn if number == E4M3 else torch.float8_e5m2
+        dtype = torch.float8_e4m3fn if number in (E4M3, E4M3_128) else torch.float8_e5m2
         codes = torch.randn(outputs, INPUTS, generator=source).mul(30).to(dtype)
         codes[0, :2] = torch.tensor([2.0**-9, -(2.0**-8)]).to(dtype)  # subnormal
         numbers = codes.double()
-        rows = block_rows(number, codes, scales * (256 if number == E4M3 else 1))
+        rows = block_rows(number, codes, scales)
     elif form.is_table:
         codes = whole(0, 16, outputs, INPUTS).to(torch.uint8)
         numbers = torch.tensor(MXFP4_TABLE, dtype=torch.float64)[codes.int()] / 2
@@ -126,17 +128,19 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
 def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -> None:
     panels, plain = stored(number)
     product, rows, x = BlockProduct([panels]), BlockRows(), inputs()
-    own = rows.quantize(x)
+    own = rows.quantize(x, product.row_dtype)
     exact = widened(own, INPUTS).double() @ plain.t()
     found = product.multiply(own, torch.full((ROWS, OUTPUTS), float("nan")))
     assert error(found, exact) < 2e-6
     assert error(found, x.double() @ plain.t()) < 2e-2
     for first, count in ((0, 1), (4, 2), (3, 7), (12, 1)):
-        part = product.multiply(rows.quantize(x[first : first + count]), torch.empty(count, OUTPUTS))
+        part = product.multiply(
+            rows.quantize(x[first : first + count], product.row_dtype), torch.empty(count, OUTPUTS)
+        )
         assert torch.equal(part, found[first : first + count])
 
 
-@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, E4M3, A8_BFLOAT, NF4], **BY_NAME)
+@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, A8_BFLOAT, NF4], **BY_NAME)
 def test_all_methods_give_the_same_bits(number: int) -> None:
     data, _, factor = blocks(number)
     rows, x = BlockRows(), inputs(3)
@@ -147,6 +151,23 @@ def test_all_methods_give_the_same_bits(number: int) -> None:
         for way in (*methods(), BlockMethod(True, 8, emulated=True))
     ]
     assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("number", [E4M3, E5M2_128], **BY_NAME)
+@pytest.mark.parametrize("way", methods(), ids=repr)
+def test_floats_by_each_method(number: int, way: BlockMethod) -> None:
+    data, plain, _ = blocks(number)
+    product, rows, x = BlockProduct([BlockPanels(number, data, method=way)]), BlockRows(), inputs()
+    found = product.multiply(rows.quantize(x, torch.bfloat16), torch.empty(ROWS, OUTPUTS))
+    assert error(found, x.bfloat16().double() @ plain.t()) < 2e-6
+    alone = product.multiply(rows.quantize(x[4:5], torch.bfloat16), torch.empty(1, OUTPUTS))
+    assert torch.equal(alone, found[4:5])
+
+
+def test_sections_that_take_other_rows_are_refused() -> None:
+    sections = [BlockPanels(number, blocks(number)[0]) for number in (Q8_0, E4M3)]
+    with pytest.raises(ValueError, match="must take the same rows, int8 or bfloat16"):
+        BlockProduct(sections)
 
 
 def test_experts_have_factors_of_their_own() -> None:

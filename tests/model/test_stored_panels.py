@@ -51,9 +51,15 @@ def pair(original: Path, place: Path, name: str) -> tuple[Path, Path]:
 
 @torch.inference_mode()
 def rounded_logits(folder: Path, products: dict[str, Any]) -> torch.Tensor:
-    """Logits with inputs that int8 rows stand for, in the order in which the products take them."""
+    """Logits with inputs as the products round them: to int8 rows, in the order in which they take them, or
+    to bfloat16."""
     loaded = load(folder, dtype="float32")
     for path, product in products.items():
+        if getattr(product.product, "row_dtype", None) == torch.bfloat16:
+            loaded.model.get_submodule(path).register_forward_pre_hook(
+                lambda _, inputs: (inputs[0].bfloat16().float(),)
+            )
+            continue
         order = getattr(product, "inputs", None)
         order = torch.arange(product.in_features) if order is None else order
 

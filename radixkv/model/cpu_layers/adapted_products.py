@@ -60,7 +60,7 @@ class AdaptedBlocks:
 
     def __init__(self, product: BlockProduct, slot: ProductSlot) -> None:
         self.product, self.slot = product, slot
-        self.out_features = product.out_features
+        self.out_features, self.row_dtype = product.out_features, product.row_dtype
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """See `BlockProduct.multiply`."""

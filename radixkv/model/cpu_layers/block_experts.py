@@ -94,8 +94,9 @@ class BlockExperts(SortedExperts):
 
     def outputs(self, rows: torch.Tensor, experts: _Array, counts: _Array) -> torch.Tensor:
         own = torch.empty(len(rows), self.gate_up.out_features)
-        self.gate_up.multiply(self.rows.quantize(rows), experts, counts, own)
-        inner = self.rows.gated(own) if self.fused else self.rows.quantize(self.gated(own))
+        self.gate_up.multiply(self.rows.quantize(rows, self.gate_up.row_dtype), experts, counts, own)
+        dtype = self.down.row_dtype
+        inner = self.rows.gated(own, dtype) if self.fused else self.rows.quantize(self.gated(own), dtype)
         return self.down.multiply(inner, experts, counts, torch.empty(len(rows), self.down.out_features))
 
 

@@ -93,19 +93,20 @@ class BlockLayer(LlamaLayer):
         return self._multiply_normed(0, self.merged, states)
 
     def add_attention_output(self, attended: torch.Tensor, states: torch.Tensor) -> None:
-        self.output.multiply(self.rows.quantize(attended), states, add=True)
+        self.output.multiply(self.rows.quantize(attended, self.output.row_dtype), states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
         # Gates and ups apart, so that the other ranks' columns follow each.
         return self._multiply_normed(1, self.gate_up, states).view(len(states), 2, -1)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        self.down.multiply(self.rows.gated(rows.view(len(rows), -1)), states, add=True)
+        own = self.rows.gated(rows.view(len(rows), -1), self.down.row_dtype)
+        self.down.multiply(own, states, add=True)
 
     def _multiply_normed(
         self, which: int, product: BlockProduct | AdaptedBlocks, states: torch.Tensor
     ) -> torch.Tensor:
-        own = self.rows.norm(states, *self.norms[which])
+        own = self.rows.norm(states, *self.norms[which], product.row_dtype)
         return product.multiply(own, self.scratch.take(len(states), product.out_features))
 
 
@@ -128,6 +129,9 @@ def fuse_block_layers(model: nn.Module) -> int:
         products = (*parts.heads.merged, parts.heads.output, *gated.gate_up, gated.down)
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
+        for group in (parts.attention.merged, gated.gate_up):
+            if len({each.product.row_dtype for each in group}) > 1:
+                return None
         return BlockLayer(parts, kernels, rows, scratch)
 
     return replace_layers(model, fused)

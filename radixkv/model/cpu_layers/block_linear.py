@@ -39,7 +39,7 @@ class BlockLinear(StoredProduct):
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         out = torch.empty(len(rows), self.out_features)
-        return self.product.multiply(self.rows.quantize(rows), out).view(
+        return self.product.multiply(self.rows.quantize(rows, self.product.row_dtype), out).view(
             *inputs.shape[:-1], self.out_features
         )
 
@@ -73,7 +73,9 @@ class ReorderedBlocks(StoredProduct):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, self.in_features)
         rows = rows.contiguous() if self.inputs is None else rows[:, self.inputs]
-        out = self.product.multiply(self.rows.quantize(rows), torch.empty(len(rows), self.out_features))
+        out = self.product.multiply(
+            self.rows.quantize(rows, self.product.row_dtype), torch.empty(len(rows), self.out_features)
+        )
         if self.outputs is not None:
             out = out[:, self.outputs]
         return out.view(*inputs.shape[:-1], self.out_features)

@@ -25,7 +25,16 @@ from radixkv.model.stored_weights.fp4_weight import Fp4Weight
 from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight, ScaledWeight
 from radixkv.model.stored_weights.stored_weight import StoredWeight
-from radixkv_kernels.cpu.linear.block_formats import E4M3, E5M2, FLOAT_TABLES, GROUP, MXFP4, NVFP4
+from radixkv_kernels.cpu.linear.block_formats import (
+    E4M3,
+    E4M3_128,
+    E5M2,
+    E5M2_128,
+    FLOAT_TABLES,
+    GROUP,
+    MXFP4,
+    NVFP4,
+)
 from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_affine, format_of_codes
 
 _Array = np.ndarray[Any, Any]
@@ -77,7 +86,10 @@ def common_format(weights: list[StoredWeight]) -> int:
     """The narrowest format that holds all of some weights of one class exactly."""
     first = weights[0]
     if isinstance(first, Fp8Weight):
-        return E4M3 if first.codes.dtype == torch.float8_e4m3fn else E5M2
+        whole = all(_has_wide_groups(each) for each in weights)
+        if first.codes.dtype == torch.float8_e4m3fn:
+            return E4M3_128 if whole else E4M3
+        return E5M2_128 if whole else E5M2
     if isinstance(first, Fp4Weight):
         return MXFP4 if first.group_size == GROUP else NVFP4
     if isinstance(first, CodebookWeight):
@@ -98,6 +110,13 @@ def common_format(weights: list[StoredWeight]) -> int:
     return format_of_codes(_bits(first), scales, zeros)
 
 
+def _has_wide_groups(weight: StoredWeight) -> bool:
+    """Return True if 128 neighbouring inputs of an output have the same scale, wherever they begin."""
+    assert isinstance(weight, ScaledWeight)
+    inputs = weight.block[1] if weight.scales.shape[1] > 1 else weight.in_features
+    return weight.in_features % 128 == 0 and inputs % 128 == 0
+
+
 def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
     """A weight's blocks.
 
@@ -116,8 +135,6 @@ def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
         return WeightBlocks(number, block_rows(number, codes, scales), factor)
     if isinstance(weight, Fp8Weight):
         scales = _scales(weight).to(torch.float32)
-        if number == E4M3:
-            scales = scales * 256
         return WeightBlocks(number, block_rows(number, weight.codes, scales))
     if isinstance(weight, CodebookWeight):
         codes = weight.code_rows(range(weight.out_features))

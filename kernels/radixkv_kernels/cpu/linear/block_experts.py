@@ -89,6 +89,10 @@ class ExpertProduct:
             for each in sections
         ):
             raise ValueError("sections of a product must have the same experts, inputs and method")
+        if any(each.format.takes_floats != first.format.takes_floats for each in sections):
+            raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
+        #: Of the rows that it multiplies, for `BlockRows`.
+        self.row_dtype = torch.bfloat16 if first.format.takes_floats else torch.int8
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [launch.format_kernel(each.format.number, method) for each in sections]
@@ -124,7 +128,7 @@ class ExpertProduct:
         """Multiply rows into `out` and return it.
 
         Args:
-            rows: [T, 2 in + 64] of `BlockRows`; rows of one expert are neighbours.
+            rows: of `BlockRows`, made for `row_dtype`; rows of one expert are neighbours.
             experts, counts: int64 [n]: experts in the order of their rows, and how many each has.
             out: float32 [T, out], last dimension contiguous.
         """
@@ -133,7 +137,7 @@ class ExpertProduct:
         table[:, :, launch.ROWS] = counts[:, None]
         a = self._block.values
         a[launch.SECTIONS], a[launch.NUM_SECTIONS] = table.ctypes.data, table.shape[0] * table.shape[1]
-        a[launch.INPUT], a[launch.INPUT_STRIDE] = rows.data_ptr(), rows.stride(0)
+        a[launch.INPUT], a[launch.INPUT_STRIDE] = rows.data_ptr(), rows.stride(0) * rows.itemsize
         a[launch.OUTPUT], a[launch.OUTPUT_STRIDE] = out.data_ptr(), 4 * out.stride(0)
         work = rows.shape[0] * self.out_features * self.in_features
         self._block.run(self._kernel, on_all_threads=work >= launch.SMALL)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block formats of GGUF files and checkpoints that are multiplied as they are, and their order in panels.
 
-A block holds 32 or 256 neighbouring inputs of one output as small integers ("quants") and the numbers that
-give them their size. A weight is
+A block holds 32, 128 or 256 neighbouring inputs of one output as small integers ("quants") and the numbers
+that give them their size. A weight is
 
     scale * (quant - offset)            Q4_0, Q5_0, Q8_0, Q6_K
     scale * quant + least               Q4_1, Q5_1; Q4_K and Q5_K, whose least value is negative
     2^exponent * TABLE[quant]           MXFP4
     scale * (quant - zero)              U4, U8
     scale * quant                       I8
-    scale * float                       E4M3, E5M2: floats of 8 bits
+    scale * float                       E4M3, E5M2: floats of 8 bits; _128: with 128 inputs in a block
     factor * scale * TABLE[quant]       NVFP4: a scale in E4M3 for 16 inputs, a factor for the whole output
     scale * quant + least               A4, A8: unsigned quants
     scale * TABLE[quant]                NF4, FP4: tables of floats, by bitsandbytes
@@ -35,13 +35,13 @@ each in the order that the loop reads it; [x] is an element per column, words ha
 Blocks of checkpoints are made for panels, whose order they have: first the scale, then the zero point.
 
     U4_*   low[4] scale zero          U8_*   bytes[8] scale zero        I8_SINGLE  bytes[8] scale
-    E4M3, E5M2   floats[32] scale     NVFP4  twice low[2], then scale scale
+    E4M3, E5M2   floats scale         NVFP4  twice low[2], then scale scale
     A4_*   low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  pairs[16] scale
 
-    scale, least  float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE, NF4 and FP4; also of E4M3 and E5M2: 256
-                  times that of E4M3) or E4M3 (NVFP4)
+    scale, least  float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE, E4M3, E5M2, NF4 and FP4) or E4M3
+                  (NVFP4)
     zero          a byte, signed for U8, whose quants have 128 subtracted, as A8's have
-    floats        a byte each, inputs one after the other
+    floats        words of 4; for products of pairs see `float8_tile`
     pairs         a byte for two inputs, the first one in its low half
 """
 
@@ -54,7 +54,7 @@ from typing import Literal
 Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 14, 39
 #: Numbers of the formats of checkpoints, beyond ggml's.
 U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4 = range(1001, 1010)
-A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4 = range(1010, 1018)
+A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4, E4M3_128, E5M2_128 = range(1010, 1020)
 #: Twice the values of MXFP4's and NVFP4's quants (E2M1), by OCP's Microscaling Formats.
 MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 #: Values of NF4's quants, by "QLoRA" (Dettmers et al., 2023), and of FP4's, as bitsandbytes has both.
@@ -118,7 +118,12 @@ class BlockFormat:
     @property
     def is_super(self) -> bool:
         """True if a block scales groups by multiples of its own scale."""
-        return self.inputs > GROUP
+        return self.inputs > GROUP and not self.is_float
+
+    @property
+    def takes_floats(self) -> bool:
+        """True if rows are multiplied as bfloat16, see `block_rows`; else as int8."""
+        return self.is_float and self.bits == 8
 
     @property
     def is_table(self) -> bool:
@@ -165,6 +170,8 @@ ALL_FORMATS = {
             BlockFormat(I8_SINGLE, "I8_SINGLE", 32, 36, 8, 0, False, 36, "float32"),
             BlockFormat(E4M3, "E4M3", 32, 36, 8, 0, False, 36, "float32", is_float=True),
             BlockFormat(E5M2, "E5M2", 32, 36, 8, 0, False, 36, "float32", is_float=True),
+            BlockFormat(E4M3_128, "E4M3_128", 128, 132, 8, 0, False, 132, "float32", is_float=True),
+            BlockFormat(E5M2_128, "E5M2_128", 128, 132, 8, 0, False, 132, "float32", is_float=True),
             BlockFormat(NVFP4, "NVFP4", 32, 18, 4, 12, False, 18, "e4m3"),
             BlockFormat(A4_HALF, "A4_HALF", 32, 20, 4, 0, True, 20),
             BlockFormat(A4_BFLOAT, "A4_BFLOAT", 32, 20, 4, 0, True, 20, "bfloat16"),

@@ -17,11 +17,13 @@ class BlockMethod:
         dots: vpdpbusd adds up four products in 32 bits (VNNI); else vpmaddubsw adds up two in 16.
         lanes: columns of a vector.
         emulated: dot products in plain arithmetic, for tests of that way on any processor.
+        pairs: vdpbf16ps adds up two products of bfloat16, with 16 lanes; else floats become float32.
     """
 
     dots: bool
     lanes: int
     emulated: bool = False
+    pairs: bool = False
 
     @property
     def columns(self) -> int:
@@ -45,6 +47,8 @@ def methods() -> tuple[BlockMethod, ...]:
     has, found = features(), []
     if not widens_float16() or not {"avx2", "fma"} <= has:
         return ()
+    if {"avx512vnni", "avx512bf16", "avx512vbmi"} <= has:
+        found.append(BlockMethod(True, 16, pairs=True))
     if "avx512vnni" in has:
         found.append(BlockMethod(True, 16))
     if {"avx512vnni", "avx512vl"} <= has:

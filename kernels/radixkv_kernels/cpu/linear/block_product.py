@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, types
+from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.compiling import compile_kernel
@@ -30,6 +30,7 @@ from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, NVFP4
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_tile import tile
+from radixkv_kernels.cpu.linear.float8_tile import MOST_INPUTS, float_tile, operand_tile, widen
 from radixkv_kernels.cpu.linear.launch import ArgumentBlock, float_bits
 from radixkv_kernels.cpu.memory import aligned, as_float, f32_row, pointer, take
 
@@ -75,9 +76,25 @@ def _call_intrinsic(typing_context: Any, function: Any, argument: Any) -> Any:
 _call: Any = intrinsic(_call_intrinsic)
 
 
+@njit(forceinline=True)
+def _put(work: Any, sums: Any, bias: Any, begin: int, n: int, columns: int) -> None:
+    """Write the sums of a tile, or add them."""
+    count = work[_COLUMNS]
+    for i in range(n):
+        out = f32_row(work[_OUTPUT] + (begin + i) * work[_OUTPUT_STRIDE], count)
+        if work[_ADD]:
+            for c in range(count):
+                out[c] += sums[i * columns + c] + bias[c]
+        else:
+            for c in range(count):
+                out[c] = sums[i * columns + c] + bias[c]
+
+
 @functools.cache
 def format_kernel(number: int, method: BlockMethod) -> Any:
     """Multiplies some rows by one panel of a format."""
+    if ALL_FORMATS[number].takes_floats:
+        return _float_kernel(number, method)
     dots, lanes, emulated = int(method.dots), method.lanes, int(method.emulated)
     columns = method.columns
     heights = method.float_heights if ALL_FORMATS[number].is_float else method.heights
@@ -91,7 +108,6 @@ def format_kernel(number: int, method: BlockMethod) -> Any:
         rows, stride = work[_ROWS], work[_STRIDE]
         sums = f32_row(work[_SUMS], highest * columns)
         bias = f32_row(work[_BIAS], columns)
-        count = work[_COLUMNS]
         begin = 0
         while begin < rows:
             n = fitting[min(rows - begin, highest)]
@@ -102,15 +118,47 @@ def format_kernel(number: int, method: BlockMethod) -> Any:
                 factor = as_float(np.int32(work[_FACTOR]))
                 for i in range(n * columns):
                     sums[i] *= factor
-            for i in range(n):
-                out = f32_row(work[_OUTPUT] + (begin + i) * work[_OUTPUT_STRIDE], count)
-                if work[_ADD]:
-                    for c in range(count):
-                        out[c] += sums[i * columns + c] + bias[c]
-                else:
-                    for c in range(count):
-                        out[c] = sums[i * columns + c] + bias[c]
+            _put(work, sums, bias, begin, n, columns)
             begin += n
+
+    return compile_kernel(multiply)
+
+
+@functools.cache
+def _float_kernel(number: int, method: BlockMethod) -> Any:
+    """The same for floats of 8 bits. More rows than a tile's take the operands of one block at a time."""
+    pairs, lanes, columns = int(method.pairs), method.lanes, method.columns
+    inputs = ALL_FORMATS[number].inputs
+    unit_bytes = ALL_FORMATS[number].column_bytes * columns
+    highest = method.float_heights[-1]
+    fitting = tuple(max(h for h in method.float_heights if h <= max(1, n)) for n in range(highest + 1))
+
+    def multiply(address):  # type: ignore[no-untyped-def]
+        work = carray(address, (_WORK_SIZE,), np.int64)
+        rows, stride, units = work[_ROWS], work[_STRIDE], work[_UNITS]
+        sums, bias = f32_row(work[_SUMS], rows * columns), f32_row(work[_BIAS], columns)
+        sums[:] = np.float32(0.0)
+        begin = 0
+        if pairs or rows <= highest:
+            while begin < rows:
+                n = fitting[min(rows - begin, highest)]
+                x = work[_INPUT] + begin * stride
+                own = work[_SUMS] + 4 * begin * columns
+                float_tile(n, number, pairs, lanes, x, stride, work[_WEIGHT], units, own)
+                begin += n
+        else:
+            made = work[_SUMS] + 4 * ITEM_ROWS * columns
+            for u in range(units):
+                unit = work[_WEIGHT] + u * unit_bytes
+                widen(number, pairs, lanes, unit, made)
+                begin = 0
+                while begin < rows:
+                    n = fitting[min(rows - begin, highest)]
+                    x = work[_INPUT] + begin * stride + 2 * u * inputs
+                    own = work[_SUMS] + 4 * begin * columns
+                    operand_tile(n, number, pairs, lanes, x, stride, made, unit, own)
+                    begin += n
+        _put(work, sums, bias, 0, rows, columns)
 
     return compile_kernel(multiply)
 
@@ -118,13 +166,15 @@ def format_kernel(number: int, method: BlockMethod) -> Any:
 @functools.cache
 def launch_kernel(method: BlockMethod) -> Any:
     """Shares the panels of all sections out among the threads."""
-    columns, sums_size = method.columns, method.heights[-1] * method.columns
+    columns = method.columns
+    # The sums of an item's rows, and after them operands of a block.
+    memory_size = (ITEM_ROWS + MOST_INPUTS) * columns
 
     def product(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
         per_item = arg[ROWS_PER_ITEM]
-        sums, work = aligned(sums_size), np.empty(_WORK_SIZE, np.int64)
+        sums, work = aligned(memory_size), np.empty(_WORK_SIZE, np.int64)
         work[_SUMS], work_at = np.int64(sums.ctypes.data), np.int64(work.ctypes.data)
         while True:
             item, left, rows, parts = take(counter), arg[NUM_SECTIONS], np.int64(0), np.int64(1)
@@ -153,6 +203,7 @@ def launch_kernel(method: BlockMethod) -> Any:
             work[_OUTPUT_STRIDE], work[_COLUMNS] = arg[OUTPUT_STRIDE], min(columns, own[WIDTH] - base)
             work[_BIAS], work[_ADD], work[_FACTOR] = own[BIAS] + base * 4, arg[ADD], own[FACTOR]
             _call(own[FUNCTION], work_at)
+        sums[0] = np.float32(0.0)  # it lives until here
 
     return compile_kernel(product)
 
@@ -171,10 +222,14 @@ class BlockProduct:
     def __init__(
         self, sections: Sequence[BlockPanels], biases: Sequence[torch.Tensor | None] | None = None
     ) -> None:
-        method = sections[0].method
+        method, form = sections[0].method, sections[0].format
         self.in_features = sections[0].in_features
         if any((each.in_features, each.method) != (self.in_features, method) for each in sections):
             raise ValueError("sections of a product must have the same inputs and the same method")
+        if any(each.format.takes_floats != form.takes_floats for each in sections):
+            raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
+        #: Of the rows that it multiplies, for `BlockRows`.
+        self.row_dtype = torch.bfloat16 if form.takes_floats else torch.int8
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [format_kernel(each.format.number, method) for each in sections]
@@ -207,11 +262,11 @@ class BlockProduct:
         """Multiply rows into out, or with `add` onto the values of `out`; return `out`.
 
         Args:
-            rows: [T, 2 in + 64] of `BlockRows`.
+            rows: of `BlockRows`, made for `row_dtype`.
             out: float32 [T, out], last dimension contiguous.
         """
         a, count = self._arguments, rows.shape[0]
-        a[ROWS_OF_EACH], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), rows.stride(0)
+        a[ROWS_OF_EACH], a[INPUT], a[INPUT_STRIDE] = count, rows.data_ptr(), rows.stride(0) * rows.itemsize
         a[OUTPUT], a[OUTPUT_STRIDE], a[ADD] = out.data_ptr(), 4 * out.stride(0), add
         work = count * self.out_features * self.in_features
         self._block.run(self._kernel, on_all_threads=work >= SMALL)

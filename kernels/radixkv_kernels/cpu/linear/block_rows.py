@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of activations to int8 for products with blocks, alone or after an RMS norm or a gated SiLU; by numba.
+"""Rows of activations for products with blocks, alone or after an RMS norm or a gated SiLU; by numba.
 
-Symmetric, one scale per row and group of 32 columns: `x = scale * q` with q in [-127, 127]. A group takes a
+Weights that are floats of 8 bits take rows of bfloat16, as they are. All others take int8:
+symmetric, one scale per row and group of 32 columns: `x = scale * q` with q in [-127, 127]. A group takes a
 cache line, with all that a product of any format needs of it:
 
     bytes 0 to 31     q
@@ -65,8 +66,18 @@ def _store(row: Any, target: int) -> None:
         sums[0], sums[1], sums[2] = first + second, first, second
 
 
+@njit(error_model="numpy", forceinline=True)
+def _store_floats(row: Any, target: int) -> None:
+    words = row.view(np.uint32)
+    out = carray(pointer(target, np.uint16), (len(row),))
+    for i in range(len(row)):
+        bits = words[i]
+        odd = (bits >> np.uint32(16)) & np.uint32(1)
+        out[i] = np.uint16((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
+
+
 @functools.cache
-def _kernel(before: int) -> Any:
+def _kernel(before: int, to_floats: bool) -> Any:
     def quantize(address):  # type: ignore[no-untyped-def]
         arg = carray(address, (_NUM_ARGUMENTS,), np.int64)
         counter = pointer(arg[COUNTER], np.int64)
@@ -89,13 +100,19 @@ def _kernel(before: int) -> Any:
                         own[i] = weight[i] * (row[i] * factor)
                 if before == _GATE:
                     gate_rows(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
-                _store(row if before == _NOTHING else own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE])
+                done, target = row if before == _NOTHING else own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE]
+                if to_floats:
+                    _store_floats(done, target)
+                else:
+                    _store(done, target)
 
     return compile_kernel(quantize, fast=True)
 
 
 def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
     """The numbers that rows of `BlockRows` stand for, as float32 [T, width]."""
+    if rows.dtype == torch.bfloat16:
+        return rows[:, :width].float()
     groups = rows[:, : width // GROUP * GROUP_BYTES].reshape(len(rows), -1, GROUP_BYTES)
     scales = groups[:, :, SCALE_AT : SCALE_AT + 4].contiguous().view(torch.float32)
     return (groups[:, :, :GROUP].view(torch.int8) * scales).view(len(rows), width)
@@ -104,14 +121,15 @@ def widened(rows: torch.Tensor, width: int) -> torch.Tensor:
 class BlockRows:
     """The three functions with their memory; not thread-safe.
 
-    Each returns uint8 [T, 2 W + 64], W a multiple of 32, for `BlockProduct.multiply`; valid until the next
-    call.
+    Each returns, for `BlockProduct.multiply` and valid until the next call, with W a multiple of 32:
+
+        int8       uint8 [T, 2 W + 64]
+        bfloat16   bfloat16 [T, W + 32]
     """
 
     def __init__(self) -> None:
         self._block = ArgumentBlock(_NUM_ARGUMENTS)
         self._arguments = self._block.values
-        self._plain, self._norm, self._gated = (_kernel(each) for each in (_NOTHING, _NORM, _GATE))
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     @property
@@ -119,20 +137,22 @@ class BlockRows:
         """Of the memory; a larger batch moves it."""
         return self._memory.data_ptr()
 
-    def quantize(self, rows: torch.Tensor) -> torch.Tensor:
+    def quantize(self, rows: torch.Tensor, dtype: torch.dtype = torch.int8) -> torch.Tensor:
         """float32 [T, W], last dimension contiguous."""
-        return self._run(self._plain, rows, rows.shape[1])
+        return self._run(_NOTHING, rows, rows.shape[1], dtype)
 
-    def norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def norm(
+        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype = torch.int8
+    ) -> torch.Tensor:
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight float32 [W], contiguous."""
         self._arguments[WEIGHT], self._arguments[EPSILON] = weight.data_ptr(), float_bits(epsilon)
-        return self._run(self._norm, rows, rows.shape[1])
+        return self._run(_NORM, rows, rows.shape[1], dtype)
 
-    def gated(self, rows: torch.Tensor) -> torch.Tensor:
+    def gated(self, rows: torch.Tensor, dtype: torch.dtype = torch.int8) -> torch.Tensor:
         """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
-        return self._run(self._gated, rows, rows.shape[1] // 2)
+        return self._run(_GATE, rows, rows.shape[1] // 2, dtype)
 
-    def _run(self, kernel: Any, rows: torch.Tensor, width: int) -> torch.Tensor:
+    def _run(self, before: int, rows: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
         count, stride = rows.shape[0], width // GROUP * GROUP_BYTES + _GAP
         if self._memory.numel() < count * stride + GROUP_BYTES:
             self._memory = torch.empty(count * stride + GROUP_BYTES, dtype=torch.uint8)
@@ -141,5 +161,6 @@ class BlockRows:
         a = self._arguments
         a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE] = out.data_ptr(), stride
-        self._block.run(kernel, on_all_threads=count * width >= _SMALL)
-        return out
+        to_floats = dtype == torch.bfloat16
+        self._block.run(_kernel(before, to_floats), on_all_threads=count * width >= _SMALL)
+        return out.view(torch.bfloat16) if to_floats else out

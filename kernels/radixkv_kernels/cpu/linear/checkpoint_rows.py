@@ -92,11 +92,11 @@ def block_rows(
     """
     form = ALL_FORMATS[number]
     count, width = codes.shape
-    units, rest = divmod(width, GROUP)
+    units, rest = divmod(width, form.inputs)
     groups = scales.shape[1]
     shared = 2 if number == NVFP4 else 1
     if rest or not groups or units * shared % groups:
-        raise ValueError(f"{width} inputs in {groups} groups are not whole blocks of {GROUP}")
+        raise ValueError(f"{width} inputs in {groups} groups are not whole blocks of {form.inputs}")
     repeat = units * shared // groups
     rows = torch.empty(count, units, form.file_bytes, dtype=torch.uint8)
     dtype = _DTYPES.get(form.scale)
