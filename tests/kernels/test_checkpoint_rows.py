@@ -131,7 +131,8 @@ def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -
     own = rows.quantize(x, product.row_dtype)
     exact = widened(own, INPUTS).double() @ plain.t()
     found = product.multiply(own, torch.full((ROWS, OUTPUTS), float("nan")))
-    assert error(found, exact) < 2e-6
+    # Tables have 16 bits in products.
+    assert error(found, exact) < (5e-5 if number in FLOAT_TABLES else 2e-6)
     assert error(found, x.double() @ plain.t()) < 2e-2
     for first, count in ((0, 1), (4, 2), (3, 7), (12, 1)):
         part = product.multiply(

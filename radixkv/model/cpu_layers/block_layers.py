@@ -130,7 +130,7 @@ def fuse_block_layers(model: nn.Module) -> int:
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
         for group in (parts.attention.merged, gated.gate_up):
-            if len({each.product.row_dtype for each in group}) > 1:
+            if len({each.product.row_dtype for each in group if isinstance(each, BlockLinear)}) > 1:
                 return None
         return BlockLayer(parts, kernels, rows, scratch)
 

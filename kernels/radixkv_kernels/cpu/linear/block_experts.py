@@ -89,10 +89,10 @@ class ExpertProduct:
             for each in sections
         ):
             raise ValueError("sections of a product must have the same experts, inputs and method")
-        if any(each.format.takes_floats != first.format.takes_floats for each in sections):
+        if any(each.format.is_float != first.format.is_float for each in sections):
             raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
         #: Of the rows that it multiplies, for `BlockRows`.
-        self.row_dtype = torch.bfloat16 if first.format.takes_floats else torch.int8
+        self.row_dtype = torch.bfloat16 if first.format.is_float else torch.int8
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [launch.format_kernel(each.format.number, method) for each in sections]

@@ -12,7 +12,7 @@ that give them their size. A weight is
     scale * float                       E4M3, E5M2: floats of 8 bits; _128: with 128 inputs in a block
     factor * scale * TABLE[quant]       NVFP4: a scale in E4M3 for 16 inputs, a factor for the whole output
     scale * quant + least               A4, A8: unsigned quants
-    scale * TABLE[quant]                NF4, FP4: tables of floats, by bitsandbytes
+    scale * TABLE[quant]                NF4, FP4: bitsandbytes' tables, with 16 bits in products
 
 A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
 each in the order that the loop reads it; [x] is an element per column, words have 32 bits:
@@ -36,17 +36,17 @@ Blocks of checkpoints are made for panels, whose order they have: first the scal
 
     U4_*   low[4] scale zero          U8_*   bytes[8] scale zero        I8_SINGLE  bytes[8] scale
     E4M3, E5M2   floats scale         NVFP4  twice low[2], then scale scale
-    A4_*   low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  pairs[16] scale
+    A4_*   low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  low[4] scale
 
     scale, least  float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE, E4M3, E5M2, NF4 and FP4) or E4M3
                   (NVFP4)
     zero          a byte, signed for U8, whose quants have 128 subtracted, as A8's have
     floats        words of 4; for products of pairs see `float8_tile`
-    pairs         a byte for two inputs, the first one in its low half
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,8 @@ _FP4 = (
 )
 FP4_TABLE = (*_FP4, *(-value for value in _FP4))
 FLOAT_TABLES = {NF4: NF4_TABLE, FP4: FP4_TABLE}
+#: What stands for 1 in products with them.
+LARGEST_OF_TABLE = 127 * 256
 #: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
 GROUP = 32
 
@@ -95,7 +97,7 @@ class BlockFormat:
         column_bytes: bytes of a block in a panel.
         scale: form of a block's scale, or of the two of its halves.
         has_zero: a zero point for each block is subtracted.
-        is_float: quants stand for floats: they have 8 bits, or index one of `FLOAT_TABLES`.
+        is_float: quants are floats of 8 bits, for rows of bfloat16; see `block_rows`.
     """
 
     number: int
@@ -119,11 +121,6 @@ class BlockFormat:
     def is_super(self) -> bool:
         """True if a block scales groups by multiples of its own scale."""
         return self.inputs > GROUP and not self.is_float
-
-    @property
-    def takes_floats(self) -> bool:
-        """True if rows are multiplied as bfloat16, see `block_rows`; else as int8."""
-        return self.is_float and self.bits == 8
 
     @property
     def is_table(self) -> bool:
@@ -179,8 +176,15 @@ ALL_FORMATS = {
             BlockFormat(A8_HALF, "A8_HALF", 32, 36, 8, -128, True, 36),
             BlockFormat(A8_BFLOAT, "A8_BFLOAT", 32, 36, 8, -128, True, 36, "bfloat16"),
             BlockFormat(A8_SINGLE, "A8_SINGLE", 32, 40, 8, -128, True, 40, "float32"),
-            BlockFormat(NF4, "NF4", 32, 20, 4, 0, False, 20, "float32", is_float=True),
-            BlockFormat(FP4, "FP4", 32, 20, 4, 0, False, 20, "float32", is_float=True),
+            BlockFormat(NF4, "NF4", 32, 20, 4, 0, False, 20, "float32"),
+            BlockFormat(FP4, "FP4", 32, 20, 4, 0, False, 20, "float32"),
         )
     },
 }
+
+
+def digits_of(table: Sequence[float]) -> tuple[list[int], list[int]]:
+    """Numbers of at most 1 as whole ones, `LARGEST_OF_TABLE` for 1, in two signed bytes: high and low."""
+    whole = [round(each * LARGEST_OF_TABLE) for each in table]
+    high = [(each + 128) >> 8 for each in whole]
+    return high, [each - (up << 8) for each, up in zip(whole, high, strict=True)]

@@ -41,11 +41,10 @@ from radixkv_kernels.cpu.memory import pointer, take
     IS_SUPER,
     SCALE_BYTES,
     HAS_ZERO,
-    IS_FLOAT,
     LEAST_BYTES,
     IN_PAIRS,
-) = range(18)
-_NUM_ARGUMENTS = 18
+) = range(17)
+_NUM_ARGUMENTS = 17
 #: Numbers of formats below are ggml's.
 _FIRST_OF_CHECKPOINTS = 1000
 _CACHE_LINE = 64
@@ -114,7 +113,7 @@ def _simple_block(number: int, source: int, target: int, column: int, columns: i
 
 @njit
 def _stored_block(
-    scales: int, least: int, has_zero: int, is_float: int, in_pairs: int, size: int,
+    scales: int, least: int, has_zero: int, in_pairs: int, size: int,
     source: int, target: int, column: int, columns: int,
 ) -> None:  # fmt: skip
     """A block of a checkpoint's format: 32 inputs, and before them scales, least value and zero point."""
@@ -125,9 +124,6 @@ def _stored_block(
         at = place + column // 16 * 64 + column % 16 // 4 * 16 + column % 4 * 2
         for i in range(quant_bytes):
             _put_byte(at + i // 4 * 4 * columns + i % 4 // 2 * 8 + i % 2, _byte(quants + i))
-    elif is_float and quant_bytes == 16:
-        for i in range(quant_bytes):
-            _put_byte(place + i * columns + column, _byte(quants + i))
     else:
         for p in range(quant_bytes // 4):
             _put_word(place + (p * columns + column) * 4, _word(quants + 4 * p))
@@ -227,7 +223,7 @@ def _kernel() -> Any:
                     block, place = source + u * file_bytes, target + u * unit_bytes
                     if number > _FIRST_OF_CHECKPOINTS:
                         _stored_block(
-                            arg[SCALE_BYTES], arg[LEAST_BYTES], arg[HAS_ZERO], arg[IS_FLOAT],
+                            arg[SCALE_BYTES], arg[LEAST_BYTES], arg[HAS_ZERO],
                             arg[IN_PAIRS], file_bytes, block, place, column, columns,
                         )  # fmt: skip
                     elif not arg[IS_SUPER]:
@@ -295,8 +291,8 @@ class BlockPanels:
         a[NUMBER], a[FILE_BYTES], a[UNIT_BYTES] = number, self.format.file_bytes, unit_bytes
         a[COLUMNS], a[IS_SUPER] = columns, self.format.is_super
         a[SCALE_BYTES], a[HAS_ZERO] = self.format.scale_bytes, self.format.has_zero
-        a[IS_FLOAT], a[LEAST_BYTES] = self.format.is_float, self.format.least_bytes
-        a[IN_PAIRS] = self.format.takes_floats and self.method.pairs
+        a[LEAST_BYTES] = self.format.least_bytes
+        a[IN_PAIRS] = self.format.is_float and self.method.pairs
         block.run(_kernel(), on_all_threads=True)
 
     @property

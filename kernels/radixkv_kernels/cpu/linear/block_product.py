@@ -93,11 +93,11 @@ def _put(work: Any, sums: Any, bias: Any, begin: int, n: int, columns: int) -> N
 @functools.cache
 def format_kernel(number: int, method: BlockMethod) -> Any:
     """Multiplies some rows by one panel of a format."""
-    if ALL_FORMATS[number].takes_floats:
+    if ALL_FORMATS[number].is_float:
         return _float_kernel(number, method)
     dots, lanes, emulated = int(method.dots), method.lanes, int(method.emulated)
     columns = method.columns
-    heights = method.float_heights if ALL_FORMATS[number].is_float else method.heights
+    heights = method.heights
     highest = heights[-1]
     has_factor = number == NVFP4
     # The largest height that n rows fill; the remainder takes smaller ones.
@@ -226,10 +226,10 @@ class BlockProduct:
         self.in_features = sections[0].in_features
         if any((each.in_features, each.method) != (self.in_features, method) for each in sections):
             raise ValueError("sections of a product must have the same inputs and the same method")
-        if any(each.format.takes_floats != form.takes_floats for each in sections):
+        if any(each.format.is_float != form.is_float for each in sections):
             raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
         #: Of the rows that it multiplies, for `BlockRows`.
-        self.row_dtype = torch.bfloat16 if form.takes_floats else torch.int8
+        self.row_dtype = torch.bfloat16 if form.is_float else torch.int8
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [format_kernel(each.format.number, method) for each in sections]

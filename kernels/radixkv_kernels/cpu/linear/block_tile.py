@@ -6,14 +6,14 @@ included; then, in the order of the inputs,
 
     out += column_scale * (row_scale * sum)   [+ column_least * row_scale * row_sum]
 
-in float32 with fused multiply-adds; floats of 8 bits are summed in float32 as well, input by input. The
-order does not depend on the number of rows, nor the integers on the instructions that add them: a row's bits
-are the same in any batch and with any method.
+in float32 with fused multiply-adds. The order does not depend on the number of rows, nor the integers on the
+instructions that add them: a row's bits are the same in any batch and with any method. Floats of 8 bits have
+tiles of their own (`float8_tile`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -24,12 +24,13 @@ from numba.extending import intrinsic
 
 from radixkv_kernels.cpu.linear.block_formats import (
     ALL_FORMATS,
-    E4M3,
     FLOAT_TABLES,
     GROUP,
+    LARGEST_OF_TABLE,
     MXFP4_TABLE,
     NVFP4,
     BlockFormat,
+    digits_of,
 )
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_rows import GROUP_BYTES, HALVES_AT, LEAST_AT, SCALE_AT, SUM_AT
@@ -62,6 +63,8 @@ class TileCode:
         self.b, self.form, self.method = builder, form, method
         lanes = self.lanes = method.lanes
         self.columns = method.columns
+        #: Quants are multiplied as signed bytes.
+        self.in_octets = form.bits == 8 or form.number in FLOAT_TABLES
         self.octets, self.shorts = ir.VectorType(_I8, 4 * lanes), ir.VectorType(_I16, 2 * lanes)
         self.words, self.floats = ir.VectorType(_I32, lanes), ir.VectorType(_F32, lanes)
         self.rows = [builder.add(x, builder.mul(stride, _I64(r))) for r in range(rows)]
@@ -211,10 +214,9 @@ class TileCode:
             for k, words in enumerate(self.low_halves(low, p)):
                 yield self.as_octets(words), 16 * half + 4 * (2 * p + k)
 
-    def looked_up(self, steps: Iterable[Step]) -> Iterable[Step]:
-        """Steps of quants of 4 bits, looked up in MXFP4's table."""
-        values = [each + self.form.offset for each in MXFP4_TABLE] * (self.lanes // 4)
-        table = ir.Constant(self.octets, values)
+    def looked_up(self, steps: Iterable[Step], values: Sequence[int]) -> Iterable[Step]:
+        """Steps of quants of 4 bits, looked up in a table of bytes."""
+        table = ir.Constant(self.octets, list(values) * (self.lanes // 4))
         name = "llvm.x86.avx2.pshuf.b" if self.lanes == 8 else "llvm.x86.avx512.pshuf.b.512"
         for operands, at in steps:
             yield [self.call(name, self.octets, table, each) for each in operands], at
@@ -240,13 +242,20 @@ class TileCode:
     # Sums.
 
     def sums(
-        self, steps: Iterable[Step], group: Any, offset: int, sum_at: int, zeros: list[Any] | None = None
+        self,
+        steps: Iterable[Step],
+        group: Any,
+        offset: int,
+        sum_at: int,
+        zeros: list[Any] | None = None,
+        before: list[list[Any]] | None = None,
     ) -> list[list[Any]]:
         """The integer sums of a group, [rows][vectors]: of products, less `offset` times the row's sum.
 
         Args:
             group: offset in bytes of a row's group.
             zeros: words of every column that are added to the offset.
+            before: sums, [rows][vectors], to which these are added.
         """
         b, rows = self.b, range(len(self.rows))
         places = [self.at(row, group) for row in self.rows]
@@ -261,6 +270,10 @@ class TileCode:
             for r in rows:
                 own = self.load(self.at(places[r], sum_at), _I32, 4)
                 totals[r] = [self.splat(b.mul(own, _I32(-offset)))] * _VECTORS
+        if before is not None:
+            totals = [
+                [b.add(x, y) for x, y in zip(*row, strict=True)] for row in zip(totals, before, strict=True)
+            ]
         if self.method.dots:
             for operands, at in steps:
                 for r in rows:
@@ -268,7 +281,7 @@ class TileCode:
                     for v in range(_VECTORS):
                         totals[r][v] = self._dot(totals[r][v], operands[v], x)
             return totals
-        most = _STEPS_OF_16_BITS[5 if self.form.is_table else self.form.bits]
+        most = _STEPS_OF_16_BITS[8 if self.in_octets else 5 if self.form.is_table else self.form.bits]
         short: list[list[Any]] = []
         count = 0
         for operands, at in steps:
@@ -300,7 +313,7 @@ class TileCode:
 
     def _pairs(self, w: Any, x: Any) -> Any:
         """16-bit sums of two products; signed quants lend the inputs their signs."""
-        if self.form.bits == 8:
+        if self.in_octets:
             x = self.call("llvm.x86.avx2.psign.b", self.octets, x, w)
             w = self.call(f"llvm.abs.v{4 * self.lanes}i8", self.octets, w, _I1(0))
         return self.call("llvm.x86.avx2.pmadd.ub.sw", self.shorts, w, x)
@@ -329,9 +342,7 @@ class TileCode:
             factor = self.splat(self.load(self.at(place, SCALE_AT), _F32, 4))
             for v in range(_VECTORS):
                 pointer = b.inttoptr(self.places[r][v], self.floats.as_pointer())
-                sum_ = sums[r][v]
-                whole = sum_ if sum_.type == self.floats else b.sitofp(sum_, self.floats)
-                value = b.fmul(whole, factor)
+                value = b.fmul(b.sitofp(sums[r][v], self.floats), factor)
                 total = self.fma(value, scales[v], b.load(pointer, align=4))
                 if leasts is not None:
                     least = self.splat(self.load(self.at(place, LEAST_AT), _F32, 4))
@@ -355,8 +366,8 @@ class TileCode:
             else:
                 self.ahead(unit, size)
                 group = self.b.mul(loop.index, _I64(GROUP_BYTES))
-                if self.form.is_float:
-                    self._floats(unit, group)
+                if self.form.number in FLOAT_TABLES:
+                    self._two_digits(unit, group)
                 elif self.form.number == NVFP4:
                     self._halves(unit, group)
                 else:
@@ -383,7 +394,7 @@ class TileCode:
         else:
             steps = self.steps_of_4(quants, unit if form.bits == 5 else None)
             if form.is_table:
-                steps = self.looked_up(steps)
+                steps = self.looked_up(steps, [each + offset for each in MXFP4_TABLE])
         zeros = self.zeros_at(self.at(scales, form.scale_bytes * columns)) if form.has_zero else None
         sums = self.sums(steps, group, offset, SUM_AT, zeros)
         leasts = None
@@ -396,57 +407,27 @@ class TileCode:
         """NVFP4: a scale for 16 inputs. It is read as a 256th of itself, which the factor makes good."""
         columns = self.columns
         scales = self.at(unit, 16 * columns)
+        values = [each + self.form.offset for each in MXFP4_TABLE]
         for half in range(2):
-            steps = self.looked_up(self.steps_of_4_half(self.at(unit, 8 * half * columns), half))
+            steps = self.looked_up(self.steps_of_4_half(self.at(unit, 8 * half * columns), half), values)
             sums = self.sums(steps, group, self.form.offset, HALVES_AT + 4 * half)
             self.add(sums, group, self.small_floats_at(self.at(scales, half * columns), True))
 
-    def _floats(self, unit: Any, group: Any) -> None:
-        """Quants that stand for floats, multiplied in float32, one input after the other."""
-        b, columns = self.b, self.columns
-        wide = ir.VectorType(_F32, GROUP)
-        inputs = []
-        for row in self.rows:
-            octets = self.load(self.at(row, group), ir.VectorType(_I8, GROUP), 4)
-            place = cgutils.alloca_once(b, wide)
-            b.store(b.sitofp(b.sext(octets, ir.VectorType(_I32, GROUP)), wide), place)
-            inputs.append(b.ptrtoint(place, _I64))
-        zero = ir.Constant(self.floats, None)
-        sums = [[zero] * _VECTORS for _ in self.rows]
-        for i, weights in enumerate(self._float_columns(unit)):
-            for r in range(len(self.rows)):
-                x = self.splat(self.load(self.at(inputs[r], 4 * i), _F32, 4))
-                sums[r] = [self.fma(x, w, old) for w, old in zip(weights, sums[r], strict=True)]
-        self.add(sums, group, self.scales_at(self.at(unit, GROUP * self.form.bits // 8 * columns)))
-
-    def _float_columns(self, unit: Any) -> Iterable[list[Any]]:
-        """The floats that each input's quants stand for."""
-        if self.form.number not in FLOAT_TABLES:
-            for i in range(GROUP):
-                yield self.small_floats_at(self.at(unit, i * self.columns), self.form.number == E4M3)
-            return
-        kind = ir.VectorType(_I8, self.lanes)
-        for i in range(0, GROUP, 2):
-            at = self.at(unit, i // 2 * self.columns)
-            pairs = [
-                self.b.zext(self.load(self.at(at, self.lanes * v), kind), self.words) for v in range(_VECTORS)
-            ]
-            yield [self._of_table(each) for each in pairs]
-            yield [self._of_table(self.shifted(each, -4)) for each in pairs]
-
-    def _of_table(self, indices: Any) -> Any:
-        """Floats of a table by the lowest four bits of words."""
-        table = FLOAT_TABLES[self.form.number]
-        if self.lanes == 16:
-            name = "llvm.x86.avx512.permvar.sf.512"
-            return self.call(name, self.floats, ir.Constant(self.floats, table), indices)
-        halves = [
-            self.call("llvm.x86.avx2.permps", self.floats, ir.Constant(self.floats, part), indices)
-            for part in (table[:8], table[8:])
+    def _two_digits(self, unit: Any, group: Any) -> None:
+        """NF4 and FP4: the table's numbers have 16 bits, of which each pass over the group takes eight."""
+        steps = list(self.steps_of_4(unit, None))
+        bias = 128 if self.method.dots else 0
+        sums = None
+        for digits in digits_of(FLOAT_TABLES[self.form.number]):
+            values = [(each + bias + 128) % 256 - 128 for each in digits]
+            before = None if sums is None else [[self.shifted(each, 8) for each in row] for row in sums]
+            sums = self.sums(self.looked_up(steps, values), group, bias, SUM_AT, before=before)
+        assert sums is not None
+        unit_of_digits = self.same(self.floats, 1 / LARGEST_OF_TABLE)
+        scales = [
+            self.b.fmul(each, unit_of_digits) for each in self.scales_at(self.at(unit, 16 * self.columns))
         ]
-        high = self.b.and_(indices, self.same(self.words, 8))
-        is_low = self.b.icmp_unsigned("==", high, self.same(self.words, 0))
-        return self.b.select(is_low, *halves)
+        self.add(sums, group, scales)
 
     def _scaled(self, unit: Any, place: Any, group: Any) -> None:
         columns, five = self.columns, self.form.bits == 5
@@ -479,7 +460,7 @@ def _tile_intrinsic(
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         x, stride, weight, units, out = args[5:]
-        for rows in method.float_heights if form.is_float else method.heights:
+        for rows in method.heights:
             with builder.if_then(builder.icmp_signed("==", args[0], _I64(rows))):
                 TileCode(builder, form, method, rows, x, stride, out).run(weight, units)
         return context.get_dummy_value()

@@ -21,7 +21,6 @@ from radixkv_kernels.cpu.linear.block_formats import (
     A8_HALF,
     A8_SINGLE,
     ALL_FORMATS,
-    FLOAT_TABLES,
     GROUP,
     I8_SINGLE,
     NVFP4,
@@ -120,9 +119,6 @@ def _quants(bits: int, number: int, codes: Tensor) -> Tensor:
     count = len(codes)
     if bits == 8:
         return codes.contiguous().view(torch.uint8)
-    if number in FLOAT_TABLES:
-        pairs = codes.reshape(count, -1, 2)
-        return pairs[:, :, 0] | (pairs[:, :, 1] << 4)
     if number == NVFP4:  # halves of 16 inputs: words of 4 and 4
         pairs = codes.reshape(count, -1, 2, 4)
     else:
