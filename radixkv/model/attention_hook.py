@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from radixkv.model.attention_shape import AttentionCall
 from radixkv.model.expanded_latents import LongChunks
 from radixkv.model.latent_attention import Latents
+from radixkv.model.query_scale import scaled_queries
 from radixkv.model.state_layers.steps import PlainStates, StateMixing
 from radixkv.model.step_context import current_step
 from radixkv_kernels import (
@@ -183,7 +184,7 @@ def paged_attention_hook(
         kwargs["sliding_window"] if "sliding_window" in kwargs else getattr(module, "sliding_window", None)
     )
     rows, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
-    value_size = values.shape[2]
+    rows, value_size = scaled_queries(module, rows), values.shape[2]
     step, layer = current_step(), int(module.layer_idx)  # type: ignore[arg-type]
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     latents = getattr(module, "kv_b_proj", None)

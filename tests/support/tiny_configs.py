@@ -115,7 +115,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", dict(
         head_dim=16, intermediate_size_mlp=96, num_local_experts=4, num_experts_per_tok=1,
         attention_chunk_size=16, layer_types=["chunked_attention", "full_attention"] * 2,
-        no_rope_layers=[1, 0, 1, 0])),
+        no_rope_layers=[1, 0, 1, 0], floor_scale=9, attn_scale=0.7)),
     "odd-heads": ("llama", dict(head_dim=12)),
     "stablelm": ("stablelm", {}),
     "nemotron": ("nemotron", {}),

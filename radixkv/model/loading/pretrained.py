@@ -359,8 +359,10 @@ def _with_our_attention(model: Any) -> Any:
     from radixkv.model.attention_hook import ATTENTION_NAME  # heavy: torch or transformers
     from radixkv.model.latent_attention import absorb_latents
     from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
+    from radixkv.model.query_scale import scale_queries_by_position
 
     if has_own_attention(str(model.config.model_type)):
         call_hook_from_own_attention(model)
     absorb_latents(model, ATTENTION_NAME)
+    scale_queries_by_position(model)
     return model
