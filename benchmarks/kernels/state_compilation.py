@@ -49,11 +49,11 @@ def compile_chunks(part: str, kind: str, sizes: tuple[int, ...], target: str, dt
         inputs.add("u_ptr")
     if part == "local":
         return _compile(chunks.local_kernel, of.local(), target, dtype, inputs, of.chunk_warps)
+    device = int(target.removeprefix("sm_")), SHARED_PER_PROGRAM[target]
     if part == "state":
-        capability = int(target.removeprefix("sm_"))
-        constants = of.state(capability, SHARED_PER_PROGRAM[target]) | {"KEEP": True}
+        constants = of.state(*device) | {"KEEP": True}
         return _compile(chunks.state_kernel, constants, target, dtype, inputs, heads.STATE_WARPS)
-    return _compile(chunks.output_kernel, of.output(), target, dtype, inputs, of.chunk_warps)
+    return _compile(chunks.output_kernel, of.output(*device), target, dtype, inputs, of.chunk_warps)
 
 
 def compile_ring(kind: str, sizes: tuple[int, ...], target: str, dtype: str = "bf16") -> Any:

@@ -28,7 +28,7 @@ SPILL_LIMIT = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) 
 LATENT_SPILLS = 1024
 
 #: The products of Ampere and Ada keep their operands in registers.
-CONSUMER_SPILLS = 5120
+CONSUMER_SPILLS = 1024
 
 TESTED = [c for c in aot.CONFIGURATIONS if c.name.rsplit(", ", 1)[0] in aot.TESTED]
 #: The others of TESTED are compiled by night.

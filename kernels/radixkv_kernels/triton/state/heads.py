@@ -25,6 +25,8 @@ from radixkv_kernels.triton.tiles import capability_of, shared_memory_of
 #: Columns of a state that a program has, at most, and its warps.
 STATE_COLUMNS, STATE_WARPS = 32, 8
 OUTPUT_COLUMNS = 64
+#: Bytes of shared memory that a program may have on consumer GPUs.
+CONSUMER_SHARED = 99 << 10
 SCORES_WARPS = 8
 #: Shared memory of its programs besides the chunks that are being loaded.
 _STATE_SHARED = 32 << 10
@@ -90,10 +92,13 @@ class HeadSizes(NamedTuple):
         buffers = 2 if capability >= 90 else 1
         return found | {"STAGES": 2 if buffers * chunk + _STATE_SHARED <= shared else 1}
 
-    def output(self) -> dict[str, int | bool]:
-        """Constants of `output_kernel`."""
+    def output(self, capability: int, shared: int) -> dict[str, int | bool]:
+        """Constants of `output_kernel`; see `state`. Products that are not Hopper's have their operands in
+        registers, which do not hold those of more columns; consumer GPUs have such products, whatever their
+        capability is."""
         names = ("H", "G", "K", "KP", "V", "VP", "BV", "DELTA", "CHANNELS")
-        return self.constants(*names, columns=OUTPUT_COLUMNS)
+        has_wide_products = capability >= 90 and shared > CONSUMER_SHARED
+        return self.constants(*names, columns=OUTPUT_COLUMNS if has_wide_products else OUTPUT_COLUMNS // 2)
 
     def ring(self) -> dict[str, int | bool]:
         """Constants of `ring_kernel`."""
@@ -210,7 +215,8 @@ def _chunks(
         v.stride(0), decay.stride(0), beta.stride(0), **sizes.local(), num_warps=sizes.chunk_warps,
         **settings,
     )  # fmt: skip
-    constants = sizes.state(capability_of(out.device), shared_memory_of(out.device))
+    device = capability_of(out.device), shared_memory_of(out.device)
+    constants = sizes.state(*device)
     grid = triton.cdiv(rounded(sizes.value), constants["BV"]), heads, tables.grids["requests"]
     state_kernel[grid](
         tables.header, tables.requests, tables.chunks, tables.copies, scratch.keys, scratch.lengths,
@@ -218,7 +224,7 @@ def _chunks(
         scratch.u, scratch.cumulated, scratch.before, memory.slots, ring_u, **constants,
         KEEP=not (sizes.delta and tables.deterministic), num_warps=STATE_WARPS, **settings,
     )  # fmt: skip
-    constants = sizes.output()
+    constants = sizes.output(*device)
     output_kernel[(triton.cdiv(sizes.value, constants["BV"]), num_chunks, heads)](
         tables.header, tables.chunks, q, scratch.keys, scratch.lengths, scratch.query_scores, scratch.u,
         scratch.cumulated,
