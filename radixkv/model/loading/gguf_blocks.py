@@ -68,7 +68,8 @@ def reason_against() -> str | None:
 @torch.no_grad()
 def load_gguf(
     file: GGUFFile, config: Any, attention: str, *, dtype: torch.dtype | None = None,
-    device: torch.device | None = None, show_progress: bool = True, for_ranks: bool = False,
+    device: torch.device | None = None, expand_on: torch.device | None = None,
+    show_progress: bool = True, for_ranks: bool = False,
 ) -> Any:  # fmt: skip
     """Build the transformers model of a GGUF file.
 
@@ -77,6 +78,7 @@ def load_gguf(
         attention: name of the attention function.
         dtype: of dequantised weights; None for weights in blocks, which a CPU can multiply.
         device: GPU whose kernels multiply blocks in that dtype; None: they are dequantised to it.
+        expand_on: where dequantised weights go, one by one; None: they stay in host memory.
         for_ranks: leave blocks in the file until each rank has chosen its share, see `WholeProduct`.
 
     Raises:
@@ -97,7 +99,8 @@ def load_gguf(
         from radixkv.model.gpu_stored import Target  # needs triton, which is optional
 
         target = Target(device, dtype)
-    placing = _Placing(file, model, dtype, target, for_ranks)
+    goal = device or expand_on
+    placing = _Placing(file, model, dtype, target, for_ranks, goal)
     total = sum(tensor.n_bytes for tensor in file.tensors.values())
     with progress_bar(
         f"{'Dequantising' if dtype is not None and target is None else 'Packing'} {file.path.name}",
@@ -117,8 +120,8 @@ def load_gguf(
     placing.check_complete()
     placing.tell_widened(show_progress)
     divide_frequencies(file, model)
-    if device is not None:
-        model.to(device)
+    if goal is not None:  # buffers
+        model.to(goal)
     return model.eval().requires_grad_(False)
 
 
@@ -154,9 +157,17 @@ class _Placing:
     """The tensors of one file on their way into one model."""
 
     def __init__(
-        self, file: GGUFFile, model: Any, dtype: torch.dtype | None, target: Target | None, for_ranks: bool
+        self,
+        file: GGUFFile,
+        model: Any,
+        dtype: torch.dtype | None,
+        target: Target | None,
+        for_ranks: bool,
+        device: torch.device | None,
     ) -> None:
         self.file, self.model, self.dtype, self._target = file, model, dtype, target
+        self._bare = dict(model.named_parameters())  # without memory, until they are placed
+        self._device = device  # of plain parameters; None: the host
         self._names = tensor_names(model, file.architecture)
         self._conversion = Conversion(file.architecture, model.config.get_text_config(decoder=True))
         self._for_ranks = for_ranks
@@ -213,9 +224,9 @@ class _Placing:
             self._put(path, self._stored_experts(module, tensors))
             return sum(int(tensor.n_bytes) for tensor in tensors.values())
         if self.dtype is not None:
-            device = None if self._target is None else self._target.device
             for name, value in stacked_experts(module, tensors).items():
-                setattr(module, name, nn.Parameter(value.to(device, self.dtype), requires_grad=False))
+                placed = value.to(self._device, self.dtype)
+                setattr(module, name, nn.Parameter(placed, requires_grad=False))
             if self._target is not None:
                 kinds = (tensor.tensor_type.name for name, tensor in tensors.items() if "weight" in name)
                 self._target.expanded.update(kinds)
@@ -245,7 +256,8 @@ class _Placing:
 
     def check_complete(self) -> None:
         """Refuse a model with parameters that the file has no tensor for."""
-        missing = [name for name, each in self.model.named_parameters() if each.is_meta]
+        bare = self._bare
+        missing = [name for name, each in self.model.named_parameters() if each is bare.get(name)]
         if missing:
             self._refuse_missing(missing)
 
@@ -409,10 +421,7 @@ class _Placing:
         if value.shape != old.shape:
             self._refuse(tensor, tuple(value.shape), old.shape)
         if isinstance(old, nn.Parameter):
-            if self.dtype is not None:
-                value = value.to(self.dtype)
-            if self._target is not None:
-                value = value.to(self._target.device)
+            value = value.to(self._device, self.dtype or value.dtype)
             setattr(module, leaf, nn.Parameter(value, requires_grad=False))
         else:
             old.copy_(value)

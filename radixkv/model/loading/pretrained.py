@@ -138,7 +138,7 @@ class Pretrained:
             ModelLoadError: unreadable or incomplete weights, an architecture that can't be served.
         """
         if self.source.gguf_file is not None:
-            return self._file_model(hf_config, show_progress, dtype).to(device)
+            return self._file_model(hf_config, show_progress, dtype, expand_on=device)
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # heavy
 
         from radixkv.model.attention_hook import ATTENTION_NAME
@@ -253,6 +253,7 @@ class Pretrained:
         dtype: torch.dtype | None = None,
         for_ranks: bool = False,
         device: torch.device | None = None,
+        expand_on: torch.device | None = None,
     ) -> Any:
         """The model of a GGUF file, read tensor by tensor."""
         from radixkv.model.loading.gguf_blocks import load_gguf  # heavy: torch or transformers
@@ -265,6 +266,7 @@ class Pretrained:
                 _attention(hf_config),
                 dtype=dtype,
                 device=device,
+                expand_on=expand_on,
                 show_progress=show_progress,
                 for_ranks=for_ranks,
             ),
