@@ -19,7 +19,7 @@ PROBE := import socket; socket.create_connection(("download.pytorch.org", 443), 
 TORCH_INDEX ?= $(shell [ "$$(uname -s)" = Linux ] && ! command -v nvidia-smi >/dev/null \
 	&& $(PYTHON) -c '$(PROBE)' 2>/dev/null && echo $(CPU_INDEX))
 
-.PHONY: help install install-test install-lint serve test test-all test-fast test-ray lint coverage format docs site wheel dist publish-docs bench bench-gpu clients agents fuzz soak clean
+.PHONY: help install install-test install-lint serve test test-all test-fast test-ray test-gpu lint coverage format docs site wheel dist publish-docs bench bench-gpu clients agents fuzz soak clean
 
 help:
 	@echo "make serve      install, fetch the embedded model, serve on 127.0.0.1:8000 (MODEL=..., ARGS=...)"
@@ -35,7 +35,8 @@ help:
 	@echo "make dist       build and check what a release uploads: wheel and sdist"
 	@echo "make publish-docs  the documentation of this version on the branch gh-pages"
 	@echo "make bench      benchmarks on this machine's CPU (minutes)"
-	@echo "make bench-gpu  numbers, kernels and engine on a GPU, in three runs (25 minutes)"
+	@echo "make test-gpu   numbers on a GPU: kernels and models beside references (PART 1 of bench-gpu; 9 minutes at most)"
+	@echo "make bench-gpu  numbers, kernels and engine on a GPU, in three parts of 9 minutes at most (PART=1, 2 or 3; ARGS=--plan)"
 	@echo "make clients    Codex, Claude Code, LangChain, ... against the server, and docs/clients.md (ARGS=\"-k codex\"; minutes)"
 	@echo "make agents     how much of their prompts Claude Code, Codex and opencode find in the cache, turn by turn (minutes)"
 	@echo "make fuzz       a million random operations on the prefix cache, mutations of its code, 10,000 requests in small pools,"
@@ -149,11 +150,16 @@ bench: install-test
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.serving
 
+# What is right comes before what is fast.
+test-gpu: PART = 1
+test-gpu: bench-gpu
+
 # With the Python at hand where it has what is needed, so that it works without a network, too.
+bench-gpu: GPU_ARGS = $(if $(PART),--run $(PART)) $(ARGS)
 bench-gpu:
 	@if $(PYTHON) -c 'import torch, triton, transformers, pydantic_core, llguidance; assert torch.cuda.is_available()' 2>/dev/null; \
-	then PYTHONPATH=.:kernels:server:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu $(ARGS); \
-	else $(MAKE) install-test && $(BIN)/python -m benchmarks.gpu $(ARGS); fi
+	then PYTHONPATH=.:kernels:server:$$PYTHONPATH $(PYTHON) -m benchmarks.gpu $(GPU_ARGS); \
+	else $(MAKE) install-test && $(BIN)/python -m benchmarks.gpu $(GPU_ARGS); fi
 
 clients: install-test
 	$(BIN)/python tests/support/try_clients.py $(ARGS)

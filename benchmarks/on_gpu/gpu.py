@@ -1,35 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Numbers, kernels, layers, steps, sampling and throughput on a GPU, part by part, in three runs.
 
-    python -m benchmarks.gpu [--small] [--run RUN ...] [--only PART ...] [--lines FILE]
+    python -m benchmarks.gpu [--small] [--run RUN ...] [--only PART ...] [--lines FILE] [--plan]
 
-Each run takes less than ten minutes; without `--run` all three follow one another. Each part is a process
-with a time limit of its own, and appends its results to FILE (build/gpu.jsonl), a line of JSON for each, as
-it goes: a run that is cut short leaves its figures. A part that fails, or takes too long, or needs what is
-not installed, says so in its last line, and the next one runs.
+Each run, also by its number from 1 to 3, takes less than 550 seconds; without `--run` all three follow one
+another. `--plan` only says what would run, how long each part may and should take, and what it moves. Each
+part is a process with a time limit of its own, and appends its results to FILE (build/gpu.jsonl), a line of
+JSON for each, as it goes: a run that is cut short leaves its figures. A part that fails, or takes too long,
+or needs what is not installed, says so in its last line, and the next one runs.
 
 numbers:
 1. machine: versions; bytes a second of a large copy and of a large sum, which only reads; operations a
    second of a large matrix product.
 2. numbers, a process for each type, with edges and bit identity beside them: attention against float64 by
-   head sizes, groups of heads, features, K/V types, split chunks, shared prefixes; caches of more than
+   head sizes, groups of heads, features, images, K/V types, split chunks, shared prefixes; states; experts
+   and products of stored weights; the sampler's tokens beside those of the CPU's code; caches of more than
    2^31 elements, copied blocks, slot -1, replayed steps against eager ones; deterministic mode bit by bit.
 3. models: tiny models of every family, through the whole engine, beside transformers' tokens; those with
    experts or states in bfloat16, too.
-4. sampler: milliseconds for 1, 32 and 256 rows. overlap: steps one by one and launched ahead. sanitizer:
-   compute-sanitizer over a toy. host: the engine's own work at 256 requests.
+4. sanitizer: compute-sanitizer over a toy. sampler: milliseconds for 1, 32 and 256 rows, over one reading of
+   the logits. overlap: steps one by one and launched ahead. host: the engine's own work at 256 requests.
 
 speed:
-5. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, the merge, beside torch's SDPA
-   and, where it is installed, vLLM's Triton kernel. Targets: decode 1.05 times SDPA's time on contiguous
-   tensors, prefill 70 % of the product's speed, a shared prefix 1.7 times as fast as without sharing. State
-   layers: a prompt, decodes.
+5. kernels: decode, prefill, a chunk on a long context, a shared prefix, fp8, an image, the merge, beside
+   torch's SDPA and, where it is installed, vLLM's Triton kernel. Targets: decode 1.05 times SDPA's time on
+   contiguous tensors, prefill 70 % of the product's speed, a shared prefix 1.7 times as fast as without
+   sharing. State layers: a prompt, decodes.
 6. layers: what a layer of five published models takes, eager and replayed.
 7. steps: decode and prompt steps of Llama-3.1-8B's shape through the engine's model runner, drafts, and the
    15 kernels that take the most time.
 
 peers:
-8. throughput: the whole engine, transformers' `generate` in static batches, and its continuous batching, each
+8. experts beside `grouped_mm`, products of stored weights (FP8, INT8, 4-bit groups, MXFP4, blocks of GGUF)
+   beside bfloat16 and torch's scaled products; layers of five families, fused and as transformers wrote them.
+9. throughput: the whole engine, transformers' `generate` in static batches, and its continuous batching, each
    alone. Targets: 3 times as fast with a shared prefix, 1.5 times without.
 
 It needs no network, and no installation where torch, triton, transformers, pydantic and llguidance are there:
@@ -54,11 +58,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_parts import RUNS, STAGES, Part, Skip, find_part, run_part
+from benchmarks.gpu_parts import RUN_SECONDS, RUNS, STAGES, Part, Skip, find_part, run_part, seconds_of
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Most seconds of one run.
-SECONDS = 590.0
+#: A toy is interpreted on a CPU that may be busy: limits are so many times as long.
+_TOY_PATIENCE = 20.0
 #: Characters of what a part that failed wrote on its standard error.
 _TRACE = 3000
 
@@ -89,22 +93,31 @@ def _short(value: Any) -> str:
 
 
 def run_stages(
-    stages: Sequence[Sequence[Part]], lines: Lines, command: Sequence[str], seconds: float = SECONDS
+    stages: Sequence[Sequence[Part]],
+    lines: Lines,
+    command: Sequence[str],
+    seconds: float = RUN_SECONDS,
+    patience: float = 1.0,
 ) -> None:
-    """Run the parts, each with `command` and its name as a process, within `seconds` in all."""
+    """Run the parts, each with `command` and its name as a process, within `seconds` in all.
+
+    Args:
+        patience: what a part's limit is multiplied by.
+    """
     end = time.monotonic() + seconds
     for stage in stages:
         with ThreadPoolExecutor(len(stage)) as pool:
             # So that parts which run at once do not take the processors from one another.
             threads = max(1, (os.cpu_count() or 1) // len(stage))
             for done in [
-                pool.submit(_run, part, lines, [*command, part.name], end, threads) for part in stage
+                pool.submit(_run, part, lines, [*command, part.name], end, threads, part.seconds * patience)
+                for part in stage
             ]:
                 done.result()
 
 
-def _run(part: Part, lines: Lines, command: Sequence[str], end: float, threads: int) -> None:
-    limit = min(part.seconds, end - time.monotonic())
+def _run(part: Part, lines: Lines, command: Sequence[str], end: float, threads: int, seconds: float) -> None:
+    limit = min(seconds, end - time.monotonic())
     if limit <= 0:
         lines.add(part.name, status="not run", error="the time for all parts is over")
         return
@@ -213,17 +226,51 @@ def child(name: str, small: bool) -> int:
     return 0
 
 
+def run_name(text: str) -> str:
+    """Return the name of a run that is given by name or number.
+
+    Raises:
+        argparse.ArgumentTypeError: there is none.
+    """
+    numbered = {str(i): name for i, name in enumerate(RUNS, 1)}
+    name = numbered.get(text, text)
+    if name not in RUNS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no run: take {', '.join(RUNS)}, or 1 to {len(RUNS)}")
+    return name
+
+
+def plan(runs: Sequence[str], only: Sequence[str]) -> list[str]:
+    """Return a line for each part: its limit, its expected seconds, and the gigabytes that it moves."""
+    found = []
+    for run in runs:
+        total, limit = seconds_of(run, expected=True), seconds_of(run)
+        found.append(f"{run}: {total:.0f} s expected, {limit:.0f} s at most")
+        for number, stage in enumerate(RUNS[run], 1):
+            for part in stage:
+                if part.name in only:
+                    moved = f", {part.gigabytes:,.0f} GB" if part.gigabytes else ""
+                    times = f"{part.expected:.0f} s expected, {part.seconds:.0f} s at most"
+                    found.append(f"  {number}. {part.name}: {times}{moved}")
+    return found
+
+
 def main() -> None:
     names = [part.name for stage in STAGES for part in stage]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--small", action="store_true", help="toy sizes; times mean nothing")
-    parser.add_argument("--run", nargs="+", choices=list(RUNS), default=list(RUNS), help="default: all")
+    parser.add_argument(
+        "--run", nargs="+", type=run_name, default=list(RUNS), help=f"of {', '.join(RUNS)}, or 1 to 3; all"
+    )
+    parser.add_argument("--plan", action="store_true", help="only say what would run")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PART", help=str(names))
     parser.add_argument("--lines", type=Path, default=ROOT / "build" / "gpu.jsonl", help="file to append to")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.plan:
+        print("\n".join(plan(args.run, args.only)))
+        return
     if args.part:
         sys.exit(child(args.part, args.small))
     import torch  # slow, and parts import it in processes of their own
@@ -238,8 +285,9 @@ def main() -> None:
     size = ["--small"] if args.small else []
     command = [sys.executable, "-m", "benchmarks.gpu", *size, "--part"]
     for run in args.run:
+        seconds, patience = (RUN_SECONDS * _TOY_PATIENCE, _TOY_PATIENCE) if args.small else (RUN_SECONDS, 1.0)
         stages = [[part for part in stage if part.name in args.only] for stage in RUNS[run]]
-        run_stages([stage for stage in stages if stage], lines, command)
+        run_stages([stage for stage in stages if stage], lines, command, seconds, patience)
     summarize(lines)
     status = [row["status"] for row in lines.rows if "seconds" in row and "status" in row]
     sys.exit(0 if all(s in ("ok", "skipped") for s in status) else 1)

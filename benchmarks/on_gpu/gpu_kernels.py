@@ -44,6 +44,7 @@ def table(sizes: Sizes, report: Report) -> None:
     loads += [(f"latents {n} x {t}", functools.partial(latent, sizes, n, t, read)) for n, t in latents]
     loads.append(("shared prefix", functools.partial(shared, sizes)))
     loads.append(("fp8", functools.partial(fp8, sizes)))
+    loads.append(("image", functools.partial(image, sizes)))
     loads.append(("merge", functools.partial(merge, sizes)))
     for name, measure in loads:
         try:
@@ -153,6 +154,19 @@ def fp8(sizes: Sizes) -> dict[str, Any]:
     narrow = Bench(sizes, contexts, quantization="fp8_e4m3" if has_type(sizes, "fp8_e4m3") else "fp8_e5m2")
     times = milliseconds({"bfloat16 ms": wide.attend(), "fp8 ms": narrow.attend()}, sizes)
     return {**times, "speed-up": times["bfloat16 ms"] / times["fp8 ms"]}
+
+
+def image(sizes: Sizes) -> dict[str, Any]:
+    """A chunk of 2,048 in which 1,024 rows are an image's and see each other, beside the same one causal."""
+    rows, start, size = (48, 8, 24) if sizes.small else (2048, 512, 1024)
+    bench = Bench(sizes, [rows], tokens=[rows])
+    # The kernel's own in both cases: torch's attention takes no such mask.
+    bench.backend = TritonBackend(bench.backend.config, bench.tiling, long_rows=1 << 30)
+    runs = {"image ms": bench.attend(bench.image(start, size)), "causal ms": bench.attend()}
+    times = milliseconds(runs, sizes)
+    pairs = rows * (rows + 1) / 2 + size * (size - 1) / 2
+    rate = 4 * pairs * bench.query.shape[1] * bench.query.shape[2] / times["image ms"] * 1e3
+    return {**times, "times causal": times["image ms"] / times["causal ms"], "TFLOP/s": rate / 1e12}
 
 
 def merge(sizes: Sizes) -> dict[str, Any]:

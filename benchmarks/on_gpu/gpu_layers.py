@@ -58,7 +58,7 @@ class PublishedShape:
         return random_model((self.kind, settings), sizes.device, dtype)
 
 
-_TOY = {
+TOY = {
     "hidden_size": 64,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -79,7 +79,7 @@ PUBLISHED: dict[str, PublishedShape] = {
             "intermediate_size": 14336,
             "vocab_size": 128256,
         },
-        _TOY,
+        TOY,
         {1: 5.3},
     ),
     "Qwen3-30B-A3B": PublishedShape(
@@ -96,7 +96,7 @@ PUBLISHED: dict[str, PublishedShape] = {
             "norm_topk_prob": True,
             "vocab_size": 151936,
         },
-        _TOY | _TOY_EXPERTS | {"num_experts": 4},
+        TOY | _TOY_EXPERTS | {"num_experts": 4},
         {1: 5.5, 32: 17, 128: 25},
     ),
     "Qwen3.5-35B-A3B": PublishedShape(
@@ -117,7 +117,7 @@ PUBLISHED: dict[str, PublishedShape] = {
             "shared_expert_intermediate_size": 512,
             "vocab_size": 248320,
         },
-        _TOY
+        TOY
         | _TOY_EXPERTS
         | {
             "num_experts": 4,
@@ -142,7 +142,7 @@ PUBLISHED: dict[str, PublishedShape] = {
             "num_experts_per_tok": 4,
             "vocab_size": 201088,
         },
-        _TOY | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        TOY | {"num_local_experts": 4, "num_experts_per_tok": 2},
         {1: 3.2, 32: 6, 128: 8},
     ),
     "DeepSeek-V2-Lite": PublishedShape(
@@ -166,7 +166,7 @@ PUBLISHED: dict[str, PublishedShape] = {
             "first_k_dense_replace": 1,
             "vocab_size": 102400,
         },
-        _TOY
+        TOY
         | _TOY_EXPERTS
         | {
             "num_key_value_heads": 4,

@@ -66,6 +66,13 @@ def numbers(sizes: Sizes, report: Report, dtype_name: str) -> None:
             *(sizes, report, name),
             lambda c=chosen: (bench.attend(**c)(), bench.reference(**c), limit(bench)),  # type: ignore[misc]
         )
+    image = (20, 24) if sizes.small else (150, 256)
+    pictured = Bench(sizes, contexts[:1], tokens=contexts[:1], dtype=dtype)
+    ahead = pictured.image(*image)
+    compare(
+        *(sizes, report, "image"),
+        lambda: (pictured.attend(ahead)(), pictured.reference(ahead), limit(pictured)),
+    )
     # A chunk on a long context, split among programs; groups that share prefixes at two depths.
     long, common = (100, 64) if sizes.small else (9000, 4096)
     chunk, requests = (6, 3) if sizes.small else (300, 12)

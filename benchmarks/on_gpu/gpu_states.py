@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_machine import read_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import Sizes, milliseconds
 from radixkv_kernels.registry import make_state_backend
@@ -56,6 +57,7 @@ def speed(sizes: Sizes, report: Report) -> None:
     """Milliseconds of a prompt, of a batch of decodes by tokens in their rings, and the decodes' bytes a
     second."""
     rows, requests = (GRID + 2, 2) if sizes.small else (4096, 64)
+    read = read_rate(sizes)
     for kind in TOY_KINDS if sizes.small else KINDS:
         inputs, constants = layer(kind, rows, sizes)
         timed = Timed(kind, tuple(each.to(torch.bfloat16) for each in inputs), constants, requests)
@@ -63,7 +65,8 @@ def speed(sizes: Sizes, report: Report) -> None:
         calls |= {f"decode ms, ring {held}": timed.decodes(requests, held) for held in RINGS}
         times = milliseconds(calls, sizes)
         rate = timed.bytes_of(requests) / times[f"decode ms, ring {RINGS[1]}"] / 1e9
-        report(kind=kind, rows=rows, requests=requests, **times, **{"TB/s": rate})
+        shares = {"TB/s": rate, "of the read's": rate * 1e12 / read}
+        report(kind=kind, rows=rows, requests=requests, **times, **shares)
 
 
 def real_layer(sizes: Sizes, report: Report) -> None:
@@ -83,7 +86,7 @@ def real_layer(sizes: Sizes, report: Report) -> None:
         keys, values = (rows, groups, size), (rows, heads, size)
         return normal(*keys), normal(*keys), normal(*values), -0.2 * uniform(rows), uniform(rows)
 
-    theirs = _flash_linear_attention()
+    theirs, read = _flash_linear_attention(), read_rate(sizes)
     short = inputs_of(GRID + 2 if sizes.small else 3 * GRID + 5)
     expected, _ = reference_mix("delta", short)
     found = {"ours": lambda: run("delta", short, (), [len(short[0])])}
@@ -104,7 +107,8 @@ def real_layer(sizes: Sizes, report: Report) -> None:
         for held in RINGS:
             took = milliseconds({"decode ms": timed.decodes(requests, held)}, sizes)["decode ms"]
             rate = timed.bytes_of(requests) / took / 1e9
-            report(requests=requests, ring=held, **{"decode ms": took, "TB/s": rate})
+            shares = {"TB/s": rate, "of the read's": rate * 1e12 / read}
+            report(requests=requests, ring=held, **{"decode ms": took}, **shares)
 
 
 def _flash_linear_attention() -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor] | None:

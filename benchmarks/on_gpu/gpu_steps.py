@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
@@ -216,6 +217,11 @@ class EngineStep:
         return states
 
 
+def unfused() -> AbstractContextManager[Any]:
+    """Let runners that are made meanwhile keep the layers as transformers wrote them."""
+    return patch("radixkv.model.rewritten_model.rewrite_layers", lambda *_: None)
+
+
 def timed(run: Callable[[], Any], device: torch.device, rounds: int) -> float:
     """Median milliseconds, after three runs to warm up: eager, captured, replayed."""
     for _ in range(3):
@@ -252,7 +258,7 @@ def steps(sizes: Sizes, report: Report) -> None:
     if sizes.small:
         loads = [(2, 40, 0, 1, False), (1, 40, 0, 40, True), (2, 40, 32, 3, False)]
     # First, since a runner rewrites its model's layers for good.
-    with patch("radixkv.model.runner.rewrite_layers", lambda *_: None):
+    with unfused():
         for batch, context, *_ in loads[: 1 if sizes.small else 2]:
             step = EngineStep(loaded, batch, context, 0)
             milliseconds = timed(step.run, sizes.device, sizes.rounds)

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from radixkv.model.cuda_graphs import CudaRecorder
 from radixkv_kernels import KVSpec, PagedKV, reference_paged_attention
 from radixkv_kernels.cpu.torch_backend import TorchBackend
-from radixkv_kernels.interface import BackendConfig
+from radixkv_kernels.interface import Ahead, BackendConfig
 from radixkv_kernels.triton.backend import TritonBackend
 from radixkv_kernels.triton.tiles import Tile, Tiling
 
@@ -120,19 +120,27 @@ class Bench:
         self.contexts = np.array(contexts, np.int32)
         self.scale = size**-0.5
 
-    def attend(self, **features: Any) -> Callable[[], torch.Tensor]:
-        """A function that attends the batch, planned once."""
-        plan = self.backend.plan(self.starts, self.contexts, self.tables)
+    def attend(self, ahead: Ahead | None = None, **features: Any) -> Callable[[], torch.Tensor]:
+        """A function that attends the batch, planned once; `ahead`: see `Ahead`."""
+        plan = self.backend.plan(self.starts, self.contexts, self.tables, ahead)
         out = self.query.new_empty(*self.query.shape[:2], self.kv.spec.value_size)
         return lambda: self.backend.attend(
             self.kv, 0, self.query, plan, scale=self.scale, out=out, **features
         )
 
-    def reference(self, **features: Any) -> torch.Tensor:
+    def reference(self, ahead: Ahead | None = None, **features: Any) -> torch.Tensor:
         """The same in float64, on the CPU."""
+        if ahead is not None:
+            features["ahead"] = ahead.counts
         return reference_paged_attention(
             self.query, self.kv, 0, self.starts, self.contexts, self.tables, scale=self.scale, **features
         )
+
+    def image(self, start: int, size: int) -> Ahead:
+        """Let the rows of the first request from `start` on see each other, `size` of them, as an image's."""
+        counts = np.zeros(len(self.query), np.int32)
+        counts[start : start + size] = np.arange(size - 1, -1, -1)
+        return Ahead(counts)
 
     def kv_bytes(self) -> float:
         """Bytes of keys, values and scales that the batch reads, blocks counted once per request."""
