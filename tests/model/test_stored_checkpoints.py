@@ -115,7 +115,7 @@ def test_modelopt_layers_of_their_own_algorithms(folder: Path, plain: Path, in_c
     ("settings", "expected"),
     [
         (MIXED, "it has no quantized_layers"),
-        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}, "b": "FP8"}}, "of FP8, W4A8_AWQ)"),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}, "b": "FP8"}}, "of W4A8_AWQ)"),
         ({**MIXED, "quantized_layers": {"a": {"quant_algo": "FP8"}}}, "it is I8, which no layer of FP8 is"),
     ],
 )
