@@ -133,9 +133,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
     "awq-3": ({"quantization_config": {"quant_method": "awq", "bits": 3}}, packed, "codes are of 3 bits"),
     "gptq-5": ({"quantization_config": {"quant_method": "gptq", "bits": 5}}, packed, "GPTQ, 5 bits"),
     "gptq-dynamic": (
-        {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}},
+        {"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {".*up": {"bits": 5}}}},
         packed,
-        "differ in their bits or groups",
+        "of some layers, its codes are of 5 bits",
     ),
     "auto-round-other": (
         {"quantization_config": {"quant_method": "auto-round", "bits": 4, "packing_format": "tpu"}},
@@ -150,9 +150,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
         "torchao",
     ),
     "mlx-mode": (
-        {"quantization_config": {**MLX, "mode": "mxfp4"}, "quantization": MLX},
+        {"quantization_config": {**MLX, "mode": "mxfp6"}, "quantization": MLX},
         lambda w: {"weight": zeros(torch.uint32), "scales": w[:, :1], "biases": w[:, :1]},
-        "of the mode 'mxfp4'",
+        "of the mode 'mxfp6'",
     ),
     "mlx-undeclared": ({}, lambda w: {"weight": w, "scales": w[:, :1], "biases": w[:, :1]}, "as MLX"),
     "bitsandbytes-undeclared": (

@@ -147,6 +147,35 @@ def test_mlx_stores_embeddings_and_single_layers_in_other_bits(folder: Path, pla
     )
 
 
+@pytest.mark.parametrize(
+    ("family", "names"), [("mixtral", "w1 w2 w3"), ("qwen3-moe", "gate_proj down_proj up_proj")]
+)
+def test_mlx_stores_experts_as_one_tensor(tmp_path: Path, family: str, names: str) -> None:
+    """A product whose inputs are no whole groups stays plain: the second model's `down_proj`."""
+    folder = save_tiny_model(tmp_path / "quantised", family)
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    numbers = load_file(folder / "model.safetensors")
+    stored = {name: each for name, each in numbers.items() if ".experts." not in name}
+    for layer in sorted({name.partition(".experts.")[0] for name in numbers.keys() - stored.keys()}):
+        for name, ours in zip(("gate_proj", "down_proj", "up_proj"), names.split(), strict=True):
+            experts = [f"{layer}.experts.{number}.{ours}.weight" for number in range(4)]
+            stem = f"{layer}.switch_mlp.{name}."
+            if numbers[experts[0]].shape[1] % 32:
+                stored[f"{stem}weight"] = torch.stack([numbers[each] for each in experts])
+                continue
+            made = [written.mlx(numbers[each]) for each in experts]
+            stored |= {
+                stem + leaf: torch.stack([one.tensors[leaf] for one in made]) for leaf in made[0].tensors
+            }
+            numbers |= {each: one.plain for each, one in zip(experts, made, strict=True)}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "mlx"})
+    save_file(numbers, plain / "model.safetensors", metadata={"format": "pt"})
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization": MLX}))
+    found, expected = (logits_of(load(each, dtype="float32"), TOKENS) for each in (folder, plain))
+    assert torch.equal(found, expected)
+
+
 def test_with_a_dtype_they_are_expanded_to_it(folder: Path, plain: Path) -> None:
     written.quantise(folder, *FORMATS["nf4"], plain=plain)
     loaded = load(folder, dtype="bfloat16")

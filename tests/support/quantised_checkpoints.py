@@ -166,6 +166,17 @@ def torchao(weight: Tensor, *, kind: str) -> Stored:
         values = list(stored.tensors.values())
         zeros = torch.zeros(len(weight), 1, dtype=torch.int8)
         parts = dict(zip(names, [*values, zeros][:3], strict=True))
+    if kind == "Int4Tensor":
+        low, high = (pick(weight.view(len(weight), -1, 32), -1) for pick in (torch.amin, torch.amax))
+        scales = ((high - low) / 15).to(torch.bfloat16).float()
+        zeros = (low + 8 * scales).to(torch.bfloat16).float()
+        spread, middle = (each.repeat_interleave(32, 1) for each in (scales, zeros))
+        codes = ((weight - middle) / spread).round().clamp(-8, 7).to(torch.int8)
+        stored = Stored({}, (codes.float() + 8) * spread + (middle - 8 * spread))
+        pairs = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
+        values = [pairs, *(each.t().to(torch.bfloat16).contiguous() for each in (scales, zeros))]
+        parts = dict(zip(names, values, strict=True))
+        data["block_size"] = [1, 32]
     header = json.dumps({"_type": kind, "_data": data, "_tensor_data_names": names})
     tensors = {f"_weight_{name}": tensor for name, tensor in parts.items()}
     return Stored(tensors, stored.plain, {"weight": header})

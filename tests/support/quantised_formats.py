@@ -71,6 +71,7 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "bitsandbytes-8": (written.bitsandbytes_int8, BITS_8),
     "torchao-fp8": (partial(written.torchao, kind="Float8Tensor"), TORCHAO),
     "torchao-int8": (partial(written.torchao, kind="Int8Tensor"), TORCHAO),
+    "torchao-int4": (partial(written.torchao, kind="Int4Tensor"), TORCHAO),
     "torchao-intx": (partial(written.torchao, kind="IntxUnpackedToInt8Tensor"), TORCHAO),
     "awq": (written.awq, AWQ),
     "gptq": (written.gptq, GPTQ),
@@ -87,6 +88,24 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "auto-round-awq": (
         written.awq,
         {**AWQ, "quant_method": "auto-round", "packing_format": "auto_round:auto_awq"},
+    ),
+    "gptq-dynamic": (
+        written.gptq,
+        {
+            **GPTQ,
+            "bits": 2,
+            "group_size": 64,
+            "dynamic": {"-:.*lm_head": {}, "+:.*proj": {"bits": 4, "group_size": 32}},
+        },
+    ),
+    "auto-round-layers": (
+        written.gptq,
+        {
+            **GPTQ,
+            "quant_method": "auto-round",
+            "bits": 8,
+            "extra_config": {".*proj": {"bits": 4}, "b": {"bits": 16}},
+        },
     ),
     "packed-4": (written.pack_quantized, packed(4)),
     "packed-4-channels": (partial(written.pack_quantized, size=None), packed(4, None)),

@@ -191,6 +191,18 @@ def torchao(name: str, **options: Any) -> Recording:
     return Recording(tensors, numbers, {"quant_method": "torchao", "quant_type": {}}, "torchao", header)
 
 
+def mlx_floats(mode: str) -> Recording:
+    import mlx.core as mx
+    import numpy as np
+
+    bits, size = (8 if mode == "mxfp8" else 4), (16 if mode == "nvfp4" else 32)
+    codes, scales = mx.quantize(mx.array(weight().numpy()), group_size=size, bits=bits, mode=mode)
+    plain = mx.dequantize(codes, scales, group_size=size, bits=bits, mode=mode, dtype=mx.float32)
+    tensors = {"weight": torch.from_numpy(np.array(codes)), "scales": torch.from_numpy(np.array(scales))}
+    settings = {"group_size": size, "bits": bits, "mode": mode}
+    return Recording(tensors, torch.from_numpy(np.array(plain)), settings, "mlx")
+
+
 def mlx(bits: int, size: int = GROUP) -> Recording:
     import mlx.core as mx
     import numpy as np
@@ -287,6 +299,7 @@ RECORDERS: dict[str, Callable[[], Recording]] = {
     "torchao-int4": partial(torchao, "IntxWeightOnlyConfig", weight_dtype=torch.int4, granularity=32),
     **{f"mlx-{bits}": partial(mlx, bits) for bits in (2, 3, 4, 5, 6, 8)},
     "mlx-4-groups-of-64": partial(mlx, 4, 64),
+    **{f"mlx-{mode}": partial(mlx_floats, mode) for mode in ("mxfp4", "nvfp4", "mxfp8")},
     "modelopt-fp8": partial(modelopt, "FP8"),
     "modelopt-nvfp4": partial(modelopt, "NVFP4"),
     "modelopt-int8": partial(modelopt, "W8A16"),

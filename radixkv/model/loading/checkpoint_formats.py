@@ -149,7 +149,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "torchao",
         _TILED,
         _PACKED,
-        variants="`Int8Tensor`, `Float8Tensor` and `IntxUnpackedToInt8Tensor` in safetensors files",
+        variants="`Int4Tensor`, `Int8Tensor`, `Float8Tensor` or `IntxUnpackedToInt8Tensor`",
         types=("F8_E4M3", "I8"),
         tensors=r"_\w+_(qdata|scale|zero_point)|\w+:(qdata|scale|zero_point)",
     ),
@@ -157,7 +157,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "MLX",
         _TILED,
         _PACKED,
-        variants="affine, 2 to 8 bits, of dense models",
+        variants="affine of 2 to 8 bits, mxfp4, nvfp4, mxfp8; experts, too, where tensors keep their names",
         types=("U32", "I32"),
         tensors=r"scales|biases",
     ),
@@ -173,7 +173,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "GPTQ",
         _TILED,
         _PACKED,
-        variants="2, 3, 4 and 8 bits, both versions, with and without activation order",
+        variants="2, 3, 4 and 8 bits, both versions, with and without activation order, `dynamic`",
         types=("I32",),
         tensors=r"qweight|qzeros|scales|g_idx",
     ),
@@ -181,7 +181,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "AutoRound",
         _TILED,
         _PACKED,
-        variants="packed as AWQ or GPTQ",
+        variants="packed as AWQ or GPTQ, `extra_config`",
         types=("I32",),
         tensors=r"qweight|qzeros|scales|g_idx",
     ),
@@ -229,6 +229,13 @@ MODELOPT_ALGORITHMS: Mapping[str, str] = {
     "W8A16": "I8",
 }
 _MIXED = "MIXED_PRECISION"
+#: MLX's modes -> their bits and inputs of a group; None: any.
+MLX_MODES: Mapping[str, tuple[int, int] | None] = {
+    "affine": None,
+    "mxfp4": (4, 32),
+    "nvfp4": (4, 16),
+    "mxfp8": (8, 32),
+}
 _GPTQ_BITS = (2, 3, 4, 8)
 
 #: Form -> last part of a tensor's name that only this form has, the most telling ones first.
@@ -385,8 +392,8 @@ def _reason_against(method: str, settings: Mapping[str, Any]) -> str | None:
         schemes = (weight.get("dtype"), weight.get("qscheme")) if isinstance(weight, dict) else (None, None)
         if schemes not in _QUARK or settings.get("layer_quant_config"):
             return "only FP8 with a scale for each weight or channel is read, in all layers alike"
-    if method == "mlx" and settings.get("mode", "affine") != "affine":
-        return f"it is of the mode {settings['mode']!r:.40}; 'affine' is read"
+    if method == "mlx" and settings.get("mode", "affine") not in MLX_MODES:
+        return f"it is of the mode {settings['mode']!r:.40}; read are {', '.join(MLX_MODES)}"
     return _reason_against_groups(settings) if method == "compressed-tensors" else None
 
 
@@ -414,6 +421,10 @@ def _reason_against_algorithms(settings: Mapping[str, Any]) -> str | None:
 
 def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | None:
     """`_reason_against` for AWQ, GPTQ and AutoRound."""
+    for own in _settings_of_layers(settings):
+        reason = _reason_against_words(method, {**settings, "dynamic": None, "extra_config": None, **own})
+        if reason is not None:
+            return f"of some layers, {reason}"
     bits = settings.get("bits", settings.get("w_bit", 4))
     size = settings.get("group_size", settings.get("q_group_size", 128))
     if type(size) is not int or size < -1 or size == 0:
@@ -428,12 +439,39 @@ def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | Non
         r"(auto_round:)?(auto_)?(gptq|awq)?(auto_round)?", packing
     ):
         return f"its packing_format is {packing!r:.60}; those of GPTQ and AWQ are read"
-    if method == "gptq" and settings.get("dynamic"):
-        return "its layers differ in their bits or groups (dynamic)"
     form = settings.get("checkpoint_format", "gptq")
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
         return f"its checkpoint_format is {form!r:.40}; gptq and gptq_v2 are read"
     return None
+
+
+def settings_of_layer(layer: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a configuration of GPTQ, AWQ or AutoRound says of one layer alone.
+
+    GPTQ's `dynamic` has patterns, whose first match holds (those that begin with `-:` name layers that are
+    plain); AutoRound's `extra_config` has names, or patterns.
+    """
+    own = dict(_by_layer(settings))
+    if layer in own:
+        return own[layer]
+    for key, each in own.items():
+        if not key.startswith("-:") and re.match(key.removeprefix("+:"), layer):
+            return each
+    return {}
+
+
+def _by_layer(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for key in ("dynamic", "extra_config"):
+        table = settings.get(key)
+        for pattern, own in (table if isinstance(table, dict) else {}).items():
+            yield pattern, own if isinstance(own, dict) else {}
+
+
+def _settings_of_layers(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Those of layers that are quantised."""
+    for pattern, own in _by_layer(settings):
+        if not pattern.startswith("-:") and not (type(own.get("bits")) is int and own["bits"] >= 16):
+            yield own
 
 
 def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:

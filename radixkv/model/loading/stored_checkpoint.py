@@ -83,7 +83,7 @@ class StoredCheckpoint:
     def _state(self, dtype: torch.dtype) -> dict[str, Any]:
         """A state as a plain checkpoint has it: tensors, and objects that become tensors of `dtype`."""
         left = set(self._tensors) - self.found.read
-        state: dict[str, Any] = {name: self._tensors[name] for name in left}
+        state: dict[str, Any] = {name: self._tensors[name] for name in left} | self.found.renamed
         state |= {
             name: StoredParameter.of(weight, dtype) if self._keep else _Expanded(weight, dtype, self._release)
             for name, weight in self.found.weights.items()

@@ -28,10 +28,12 @@ class FoundWeights:
     Attributes:
         weights: name that the plain weight would have in the folder -> its stored form.
         read: names of all tensors that they consist of, and of those that are not needed.
+        renamed: plain tensors by names that differ from those in the files, which are among `read`.
     """
 
     weights: dict[str, StoredWeight | StackedWeights] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
+    renamed: dict[str, Tensor] = field(default_factory=dict)
 
     def leave_out_activations(self, names: Iterator[str] | Mapping[str, Tensor]) -> None:
         """Count scales of activations, keys and values as read."""

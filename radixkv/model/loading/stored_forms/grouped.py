@@ -5,18 +5,20 @@
     GPTQ   qweight [in * bits / 32, out] qzeros [groups, out * bits / 32]   scales [groups, out]  g_idx [in]
 
 GPTQ's first version stores zero points less one (`checkpoint_format` is not `gptq_v2`). With activation order
-(`desc_act`), `g_idx` names each input's group. AutoRound writes one of the two.
+(`desc_act`), `g_idx` names each input's group. AutoRound writes one of the two. Layers may have settings of
+their own (`dynamic` of GPTQ, `extra_config` of AutoRound).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.checkpoint_formats import settings_of_layer
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.stored_weights.group_weight import GroupWeight
@@ -34,9 +36,7 @@ def read_awq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeight
     Raises:
         ModelLoadError: a weight without its scales, or one that does not fit.
     """
-    size = int(settings.get("group_size", settings.get("q_group_size", 128)))
-    needed = ["scales"] if settings.get("zero_point") is False else ["scales", "qzeros"]
-    return _read(tensors, int(settings.get("bits", settings.get("w_bit", 4))), size, needed, _awq)
+    return _read(tensors, settings, _awq)
 
 
 def read_gptq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -46,12 +46,7 @@ def read_gptq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeigh
         ModelLoadError: a weight without its scales, or one that does not fit.
     """
     is_second = str(settings.get("checkpoint_format", "gptq")) == "gptq_v2"
-    make = _gptq_second if is_second else _gptq_first
-    size = int(settings.get("group_size", 128))
-    needed = ["scales"] if settings.get("sym") is True else ["scales", "qzeros"]
-    if settings.get("desc_act") is True and size > 0:
-        needed.append("g_idx")
-    return _read(tensors, int(settings.get("bits", 4)), size, needed, make)
+    return _read(tensors, settings, _gptq_second if is_second else _gptq_first)
 
 
 def read_auto_round(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -64,24 +59,24 @@ def read_auto_round(tensors: MappedTensors, settings: Mapping[str, Any]) -> Foun
     return read_awq(tensors, settings) if "awq" in packing else read_gptq(tensors, settings)
 
 
-def _read(
-    tensors: MappedTensors, bits: int, group_size: int, needed: Sequence[str], make: Any
-) -> FoundWeights:
+def _read(tensors: MappedTensors, settings: Mapping[str, Any], make: Any) -> FoundWeights:
     found = FoundWeights()
     for name in tensors:
         stem, _, leaf = name.rpartition(".")
         if leaf != "qweight":
             continue
         with damage_named(f"{stem}.weight"):
+            scheme = {**settings, **settings_of_layer(stem, settings)}
+            bits = int(scheme.get("bits", scheme.get("w_bit", 4)))
+            size = int(scheme.get("group_size", scheme.get("q_group_size", 128)))
             own = {each: tensors[f"{stem}.{each}"] for each in _LEAVES if f"{stem}.{each}" in tensors}
-            for each in needed:
+            for each in _needed(scheme, make is _awq, size):
                 if each not in own or not own[each].numel():
                     raise KeyError(f"{stem}.{each}")
             weight = make(own, bits)
-            if group_size > 0 and weight.scales.shape[1] != -(-weight.in_features // group_size):
+            if size > 0 and weight.scales.shape[1] != -(-weight.in_features // size):
                 raise ValueError(
-                    f"{weight.in_features} inputs in groups of {group_size} have "
-                    f"{weight.scales.shape[1]} scales"
+                    f"{weight.in_features} inputs in groups of {size} have {weight.scales.shape[1]} scales"
                 )
             found.weights[f"{stem}.weight"] = weight
         found.read |= {f"{stem}.{each}" for each in own}
@@ -90,6 +85,14 @@ def _read(
             "The folder is said to hold weights of AWQ or GPTQ, and has none: its config.json is another's."
         )
     return found
+
+
+def _needed(scheme: Mapping[str, Any], is_awq: bool, size: int) -> list[str]:
+    """Tensors that a layer must have beside its codes."""
+    if is_awq:
+        return ["scales"] if scheme.get("zero_point") is False else ["scales", "qzeros"]
+    needed = ["scales"] if scheme.get("sym") is True else ["scales", "qzeros"]
+    return [*needed, "g_idx"] if scheme.get("desc_act") is True and size > 0 else needed
 
 
 def _awq(own: Mapping[str, Tensor], bits: int) -> GroupWeight:

@@ -1,21 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of MLX in its affine form: `weight` (words of 32 bits), `scales` and `biases` of groups of inputs.
+"""Weights of MLX: `weight` (words of 32 bits), and scales of groups of inputs.
 
-The configuration has `group_size` and `bits`, and the same for single layers under their names.
+    affine               scales, biases (floats)
+    mxfp4, nvfp4, mxfp8  scales (a byte each: exponents, floats of 8 bits, exponents)
+
+The configuration has `group_size`, `bits` and `mode`, and the same for single layers under their names. A
+layer's experts are one tensor, `switch_mlp`, and become tensors of each expert as transformers names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
+from radixkv.model.loading.checkpoint_formats import MLX_MODES
+from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.stored_weights.affine_weight import AffineWeight
+from radixkv.model.stored_weights.fp4_weight import Fp4Weight
+from radixkv.model.stored_weights.scaled_weight import Fp8Weight
+from radixkv.model.stored_weights.stored_weight import StoredWeight
 
 _WORDS = (torch.uint32, torch.int32)
+_EXPERTS = "switch_mlp"
+#: Names that some models have for an expert's products.
+_NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
 
 def read_mlx(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -26,24 +38,55 @@ def read_mlx(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeight
     """
     found = FoundWeights()
     for name in tensors:
-        if not name.endswith(".weight") or tensors[name].dtype not in _WORDS:
+        if not name.endswith(".weight"):
+            continue
+        if tensors[name].dtype not in _WORDS:
+            if f".{_EXPERTS}." in name:  # whose groups would not fit
+                with damage_named(name):
+                    found.renamed |= zip(
+                        _names_of_experts(name, len(tensors[name])), tensors[name], strict=True
+                    )
+                found.read.add(name)
             continue
         stem = name.removesuffix("weight")
         own = settings.get(stem[:-1])
         own = {**settings, **own} if isinstance(own, Mapping) else settings
+        leaves = ["scales", "biases"] if own.get("mode", "affine") == "affine" else ["scales"]
         with damage_named(name):
-            if own.get("mode", "affine") != "affine":
-                raise damaged(name, f"it is of the mode {own['mode']!r}, expected 'affine'")
-            if tensors[name].ndim != 2:
-                raise ValueError("it is of several experts, and MLX's names of experts are not known")
-            weight = AffineWeight(
-                tensors[name].view(torch.uint8),
-                tensors[f"{stem}scales"],
-                tensors[f"{stem}biases"],
-                int(own["bits"]),
-            )
-            if weight.group_size != int(own["group_size"]):
-                raise ValueError(f"its groups are of {weight.group_size} inputs, not of {own['group_size']}")
-        found.weights[name] = weight
-        found.read |= {name, f"{stem}scales", f"{stem}biases"}
+            codes, *beside = tensors[name].view(torch.uint8), *(tensors[stem + leaf] for leaf in leaves)
+            if codes.ndim == 2:
+                found.weights[name] = _weight(codes, beside, own)
+            else:
+                for expert, *parts in zip(_names_of_experts(name, len(codes)), codes, *beside, strict=True):
+                    found.weights[expert] = _weight(parts[0], parts[1:], own)
+        found.read |= {name, *(stem + leaf for leaf in leaves)}
     return found
+
+
+def _names_of_experts(name: str, count: int) -> Iterator[str]:
+    layer, dot, product = name.removesuffix(".weight").rpartition(f".{_EXPERTS}.")
+    if not dot or product not in _NUMBERED:
+        raise ValueError("it is of several experts, under a name that is not known")
+    if layer.endswith("block_sparse_moe"):
+        product = _NUMBERED[product]
+    return (f"{layer}.experts.{number}.{product}.weight" for number in range(count))
+
+
+def _weight(codes: Tensor, beside: list[Tensor], settings: Mapping[str, Any]) -> StoredWeight:
+    mode, bits, size = settings.get("mode", "affine"), int(settings["bits"]), int(settings["group_size"])
+    if mode not in MLX_MODES:
+        raise ValueError(f"its mode is {mode!r}, expected one of {', '.join(MLX_MODES)}")
+    if mode == "affine":
+        weight = AffineWeight(codes, *beside, bits)
+        if weight.group_size != size:
+            raise ValueError(f"its groups are of {weight.group_size} inputs, not of {size}")
+        return weight
+    if (bits, size) != MLX_MODES[mode]:
+        raise ValueError(f"{bits} bits in groups of {size} are not {mode}")
+    kind = torch.float8_e4m3fn if mode == "nvfp4" else torch.float8_e8m0fnu
+    scales = beside[0].view(kind)
+    return (
+        Fp8Weight(codes.view(torch.float8_e4m3fn), scales, (1, size))
+        if bits == 8
+        else Fp4Weight(codes, scales)
+    )

@@ -11,16 +11,18 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named, damaged
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.scale_grids import as_grid
+from radixkv.model.stored_weights.affine_weight import AffineWeight
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight
-from radixkv.model.stored_weights.stored_weight import StoredWeight
+from radixkv.model.stored_weights.stored_weight import StoredWeight, check_floats
 
 _PLAIN = "Tensor"
-_KINDS = ("Float8Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
+_KINDS = ("Float8Tensor", "Int4Tensor", "Int8Tensor", "IntxUnpackedToInt8Tensor")
 
 
 def read_torchao(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -70,6 +72,8 @@ def _weight(kind: str, parts: Mapping[str, Tensor], data: Mapping[str, Any]) -> 
     if codes.ndim != 2:
         raise ValueError(f"it has {codes.ndim} dimensions")
     size = data["block_size"]
+    if kind == "Int4Tensor":
+        return _int4(codes, scales, parts["zero_point"], int(size[1]))
     block = (max(1, min(int(size[0]), codes.shape[0])), max(1, min(int(size[1]), codes.shape[1])))
     grid = [-(-codes.shape[0] // block[0]), -(-codes.shape[1] // block[1])]
     scales = as_grid(scales, grid, "scales")
@@ -80,3 +84,18 @@ def _weight(kind: str, parts: Mapping[str, Tensor], data: Mapping[str, Any]) -> 
         if not zeros.count_nonzero():
             zeros = None
     return Int8Weight(codes, scales, block, zeros)
+
+
+def _int4(codes: Tensor, scales: Tensor, zeros: Tensor, size: int) -> AffineWeight:
+    """number = code * scale + zero point, of codes from -8 to 7, two a byte, the first one in the low half.
+
+    Args:
+        scales, zeros: [groups, out].
+    """
+    check_floats(zeros, "zero points")
+    scale = scales.t().to(torch.float32)
+    bytes_of_codes = codes.view(torch.uint8) ^ 0x88  # codes from 0 to 15
+    weight = AffineWeight(bytes_of_codes, scale, zeros.t().to(torch.float32) - 8 * scale, 4)
+    if weight.group_size != size:
+        raise ValueError(f"its groups are of {weight.group_size} inputs, not of {size}")
+    return weight
