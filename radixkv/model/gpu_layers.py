@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from radixkv.model.gpu_experts import replace_experts
 from radixkv.model.gpu_gated import replace_gated
 from radixkv.model.gpu_products import group_of, merged_linear
 from radixkv.model.gpu_states import FusedStateLayer, fuse_state_layers
+from radixkv.model.parallel.over_ranks import SummedOverRanks
 from radixkv.model.traced_layers import LayerTrace, confirms, describe_traced, trace_layers
 from radixkv_kernels import Norm
 from radixkv_kernels.triton.gated import gate_rows
@@ -65,15 +67,34 @@ def fuse_layers(model: Any) -> int:
     def fused(parts: DecoderParts) -> nn.Module | None:
         return FusedGpuLayer(parts) if can_fuse(parts) else None
 
-    def fused_by_trace(layer: nn.Module) -> nn.Module | None:
-        trace = traces.pop(layer, None)
+    ranks = next((each.communicator for each in model.modules() if isinstance(each, SummedOverRanks)), None)
+
+    def agreed(holds: bool) -> bool:
+        """True if it holds on all ranks, which compute a trial together."""
+        holds_everywhere = holds if ranks is None else bool(ranks.smallest(int(holds)))
+        if holds and not holds_everywhere:
+            logger.warning("A layer of %s is not fused: another rank's trace shows something else", family)
+        return holds_everywhere
+
+    def attempted(step: Callable[[], Any]) -> Any:
         try:
-            parts = None if trace is None else describe_traced(trace, family)
-            made = None if parts is None else fused(parts)
-            return made if trace is not None and made is not None and confirms(trace, made) else None
+            return step()
         except Exception as error:
             failures.append(error)
             return None
+
+    def described(layer: nn.Module) -> nn.Module | None:
+        trace = traces.get(layer)
+        parts = None if trace is None else describe_traced(trace, family)
+        return None if parts is None else fused(parts)
+
+    def fused_by_trace(layer: nn.Module) -> nn.Module | None:
+        made = attempted(lambda: described(layer))
+        trace = traces.pop(layer, None)
+        if not agreed(made is not None):
+            return None
+        assert trace is not None
+        return made if agreed(bool(attempted(lambda: confirms(trace, made)))) else None
 
     known = set(traces)
     count = replace_layers(model, fused, fused_by_trace)

@@ -129,7 +129,7 @@ def fuse_block_layers(model: nn.Module) -> int:
         products = (*parts.heads.merged, parts.heads.output, *gated.gate_up, gated.down)
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
-        for group in (parts.attention.merged, gated.gate_up):
+        for group in (parts.heads.merged, gated.gate_up):
             if len({each.product.row_dtype for each in group if isinstance(each, BlockLinear)}) > 1:
                 return None
         return BlockLayer(parts, kernels, rows, scratch)
