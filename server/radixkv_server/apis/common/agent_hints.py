@@ -91,10 +91,10 @@ class SessionParams(StrictModel):
     """SGLang's session of a request. A prompt is whole here, and not the end of an earlier one's."""
 
     id: SessionId | None = None
-    rid: Annotated[Any, Refused("continuing an earlier request's prompt: send the whole prompt")] = None
-    offset: Annotated[Any, Refused("cutting an earlier request's prompt: send the whole prompt")] = None
-    replace: Annotated[Any, Refused("replacing an earlier request's prompt: send the whole prompt")] = None
-    drop_previous_output: Annotated[Any, Refused("dropping an earlier output: send the whole prompt")] = None
+    rid: Annotated[Any, Refused("continuing an earlier request's prompt (send the whole prompt)")] = None
+    offset: Annotated[Any, Refused("cutting an earlier request's prompt (send the whole prompt)")] = None
+    replace: Annotated[Any, Refused("replacing an earlier request's prompt (send the whole prompt)")] = None
+    drop_previous_output: Annotated[Any, Refused("dropping an earlier output (send the whole prompt)")] = None
 
 
 def _seconds(ttl: str) -> int:
