@@ -40,6 +40,9 @@ class CopyStreams(Protocol):
     def pinned(self, *shape: int) -> torch.Tensor:
         """Return new host memory for copies, uint8."""
 
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        """Return True if copies may read this host memory where it is."""
+
     def beside(self, work: Callable[[], torch.Tensor], *, after_steps: bool) -> tuple[torch.Tensor, Done]:
         """Launch work on the side stream; return its tensor, and its end.
 
@@ -59,6 +62,9 @@ class CudaStreams:
 
     def pinned(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, pin_memory=True)
+
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        return memory.is_pinned()
 
     def beside(self, work: Callable[[], torch.Tensor], *, after_steps: bool) -> tuple[torch.Tensor, Done]:
         if after_steps:
@@ -121,7 +127,7 @@ class DeviceCopies:
             return
         self._reading = [(done, memory) for done, memory in self._reading if not done.query()]
         sources = [torch.from_numpy(row) for row in rows]
-        if not all(source.is_pinned() for source in sources):
+        if not all(self._streams.is_pinned(source) for source in sources):
             staged = self._streams.pinned(count, size)
             np.stack(rows, out=staged.numpy())
             sources = [staged]

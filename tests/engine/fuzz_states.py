@@ -4,7 +4,8 @@ tests/engine/fuzz_states.py SECONDS [SEED [windows]]` runs it by itself.
 
 Requests of several tenants over a scripted model whose answers depend on its slots and rings: pools of two
 slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead, a tier that fails and
-lies. Each answer is compared with the reference, and the invariants are checked every few steps.
+lies, copies to it that end late or fail. Each answer is compared with the reference, and the invariants are
+checked every few steps.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
+from late_copies import LateCopies, LateStatefulModel, LateWindowedModel
 from paged_language_model import greedy_reference, make_engine
 from scripted_tier import WildTier
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
-from windowed_hash_model import WindowedHashModel
 
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.window_pool import WindowSpec
@@ -82,18 +83,26 @@ def fuzz(
         budget = r.choice([24, 96, 300])
         window = r.choice(_WINDOWS) if store is None else _WINDOWS[seed % RESTART % len(_WINDOWS)]
         spec = _window_spec(r, window, most, budget, block_size)
-        model = WindowedHashModel(num_blocks, block_size, spec, fail_if=fails)
+        model = LateWindowedModel(num_blocks, block_size, spec, fail_if=fails)
     else:
-        model = StatefulHashModel(num_blocks, block_size, num_slots, fail_if=fails)
+        model = LateStatefulModel(num_blocks, block_size, num_slots, fail_if=fails)
     now = iter(range(10**9))
-    act: Any = lambda: None  # noqa: E731
+    copies = LateCopies(random.Random(seed + 1))
+    if r.random() < 0.7:
+        model.copy_late(copies)
+    act: Any = copies.act
     tiers: dict[str, Any] = {}
     if store is not None:
         size = bytes_per_window(model.spec, block_size) if windows else BYTES_PER_STATE
         tiers = {"tier": _real_tiers(r, store, size), "load_deadline_s": 5.0}
     elif seed % 2 if with_tier is None else with_tier:
         wild = WildTier(np.random.default_rng(seed))
-        wild.selection, act = r.choice([None, Selection(), Selection(0)]), wild.act
+        wild.selection = r.choice([None, Selection(), Selection(0)])
+
+        def act() -> None:
+            wild.act()
+            copies.act()
+
         tiers = {"tier": wild, "clock": lambda: next(now) * 0.001}
     engine, _ = make_engine(
         **tiers,
@@ -164,10 +173,14 @@ def fuzz(
             engine.check()
     for _ in range(20_000):
         if not engine.has_work:
-            break
+            if not copies.is_late:
+                break
+            copies.end_all()
+            continue
         _step(engine, model, sent, counts)
         act()
         if store is not None and engine.has_work:
+            copies.end_all()
             engine.wait()
     assert not engine.has_work, "the engine does not come to an end"
     assert not sent, f"no output came for {list(sent)}"

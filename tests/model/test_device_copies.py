@@ -15,9 +15,11 @@ from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
+from radixkv.cache.block_run import BlockRun
 from radixkv.model.device_copies import DeviceCopies
 from radixkv.model.host_copies import HostCopies
 from radixkv.model.runner import ModelRunner
+from radixkv.tiers.host_tier import HostTier
 from radixkv_kernels import KVGroup, KVLayout, KVSpec, make_kv
 from radixkv_kernels.states import PagedStates, StateShape, StateSpec
 
@@ -28,9 +30,14 @@ class FakeStreams:
     def __init__(self) -> None:
         self.waits: list[str] = []  # the threads that waited
         self.saves = self.loads = 0
+        self.handed_out: list[torch.Tensor] = []
 
     def pinned(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.uint8)
+        self.handed_out.append(torch.zeros(shape, dtype=torch.uint8))
+        return self.handed_out[-1]
+
+    def is_pinned(self, memory: torch.Tensor) -> bool:
+        return any(memory.data_ptr() == each.data_ptr() for each in self.handed_out)
 
     def beside(self, work: Callable[[], torch.Tensor], *, after_steps: bool) -> tuple[torch.Tensor, Any]:
         self.saves += after_steps
@@ -100,6 +107,24 @@ def test_blocks_are_gathered_and_scattered_as_they_are_saved_and_loaded(index: i
     with pytest.raises(ValueError, match="these are 3 times"):
         copies.load(lambda rows: kv.scatter_blocks(others, rows), list(saved[:2]), 3, size, "these are")
     assert set(streams.waits) == {"radixkv-saver_0"}
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+def test_what_a_host_tier_keeps_in_pinned_memory_is_copied_from_there(is_pinned: bool) -> None:
+    """Other memory goes through pinned memory."""
+    kv, streams = memories()[0], FakeStreams()
+    copies = DeviceCopies(torch.device("cpu"), streams)
+    expected = kv.save_blocks([7, 0])
+    tier = HostTier(1 << 20, (lambda size: streams.pinned(size).numpy()) if is_pinned else None)
+    run = BlockRun(("",), False, np.arange(16, dtype=np.int32).tobytes(), 0, (b"one", b"two"))
+    tier.save(run, copies.save(kv.gather_blocks([7, 0])).result())
+    tier.flush(60)
+    (found,) = tier.load(run).result()
+    num_before = len(streams.handed_out)
+    copies.load(lambda rows: kv.scatter_blocks([1, 2], rows), found.data, 2, expected.shape[1], "these are")
+    assert np.array_equal(kv.save_blocks([1, 2]), expected)
+    assert len(streams.handed_out) - num_before == (0 if is_pinned else 1)
+    tier.close()
 
 
 def test_states_are_gathered_and_scattered_as_they_are_read_and_loaded() -> None:
