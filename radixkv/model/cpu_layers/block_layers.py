@@ -9,6 +9,7 @@ again, each in one call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -126,11 +127,13 @@ def fuse_block_layers(model: nn.Module) -> int:
         gated = parts.gated
         if not is_llama_shape(parts) or gated is None:
             return None
-        products = (*parts.heads.merged, parts.heads.output, *gated.gate_up, gated.down)
+        merged: Sequence[Any] = parts.heads.merged
+        gate_up: Sequence[Any] = gated.gate_up
+        products = (*merged, parts.heads.output, *gate_up, gated.down)
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
-        for group in (parts.heads.merged, gated.gate_up):
-            if len({each.product.row_dtype for each in group if isinstance(each, BlockLinear)}) > 1:
+        for group in (merged, gate_up):
+            if len({each.product.row_dtype for each in group}) > 1:
                 return None
         return BlockLayer(parts, kernels, rows, scratch)
 
