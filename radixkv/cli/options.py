@@ -64,14 +64,17 @@ def setting_helps(settings: type) -> dict[str, str]:
     return {name: _REGISTRY.sub(_names_in_registry, text) for name, text in texts.items()}
 
 
-# Docstring of a setting that names one of several classes; the names stand on the classes alone.
-_REGISTRY = re.compile(r"`(radixkv[\w.]+)\.POLICIES`; checked when the engine is made\.")
+# Docstrings of settings that name a table of code; its names stand in the table alone.
+_REGISTRY = re.compile(r"`(radixkv[\w.]+)\.(POLICIES|FORMATS)`(; checked when the engine is made)?\.")
 
 
 def _names_in_registry(found: re.Match[str]) -> str:
-    """`lru`, `lfu`, ... in the place of the registry that has them."""
-    names = ", ".join(f"`{name}`" for name in importlib.import_module(found[1]).POLICIES)
-    return f"{names}."
+    """`lru`, `lfu`, ... or FP8, MXFP4, ... in the place of the table that has them."""
+    table = getattr(importlib.import_module(found[1]), found[2])
+    if found[2] == "FORMATS":
+        titles = (form.title.partition(",")[0] for form in table.values() if form.served is not None)
+        return f"{', '.join(dict.fromkeys(titles))}."
+    return f"{', '.join(f'`{name}`' for name in table)}."
 
 
 def _in_users_words(text: str, flags: Mapping[str, str]) -> str:

@@ -67,8 +67,8 @@ class ModelConfig(_SettingsGroup):
             or `float16`.
         device: `auto`, `cpu` or `cuda`.
         attention_backend: `auto`, `cpu` or `triton`.
-        quantization: `int8` or `fp8` weights, rounded at load; None: weights as they are stored, in any
-            form that `docs/models.md` lists (FP8, INT8, bitsandbytes, torchao, MLX, ...).
+        quantization: `int8` or `fp8` weights, rounded at load; None: weights as they are stored, which may be
+            GGUF's blocks, or one of these forms: `radixkv.model.loading.checkpoint_formats.FORMATS`.
         gguf: weights of a GGUF file: `packed` keeps its blocks, `float32` dequantises them; `auto`
             keeps them where that is possible and neither `dtype` nor `quantization` says otherwise.
         max_model_len: longest prompt + output; None: the model's own limit (or what fits).

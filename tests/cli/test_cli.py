@@ -20,6 +20,7 @@ from radixkv.cli.brief_help import PANEL_OF, PANELS
 from radixkv.cli.options import setting_helps
 from radixkv.engine.config import EngineConfig, parse_size
 from radixkv.errors import ConfigError
+from radixkv.model.loading.checkpoint_formats import FORMATS
 from radixkv.option_names import TABLE_OF
 from radixkv_server.ray_serve.settings import ReplicaSettings
 from radixkv_server.settings import ServerSettings
@@ -90,6 +91,16 @@ def test_every_setting_has_its_help():
     for flag in ("--num-blocks", "--block-size", "--max-model-len", "--kv-cache-memory", "--deterministic"):
         assert flag in output
     assert "--gpu-memory-utilization" in output
+
+
+def test_help_names_the_stored_forms_that_are_served() -> None:
+    told = setting_helps(EngineConfig)["quantization"]
+    listed = told.partition("these forms: ")[2].removesuffix(".").split(", ")
+    served = [form for form in FORMATS.values() if form.served is not None]
+    assert {"FP8", "MXFP4", "AWQ", "GPTQ", "MLX"} <= set(listed)
+    assert all(form.title.partition(",")[0] in listed for form in served)
+    assert "HQQ" not in listed
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "explain"])
