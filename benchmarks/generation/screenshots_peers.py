@@ -59,8 +59,8 @@ def screenshot_url(rng: np.random.Generator) -> str:
 def histories(seed: int, turns: int, num_images: int) -> list[tuple[list[Any], list[Any]]]:
     """Return the messages of each turn, with images and with text in their place."""
     rng = np.random.default_rng(seed)
-    seeing = [{"role": "system", "content": words(rng, 300)}]
-    reading = [{"role": "system", "content": words(rng, 300)}]
+    seeing: list[Any] = [{"role": "system", "content": words(rng, 300)}]
+    reading: list[Any] = [{"role": "system", "content": words(rng, 300)}]
     found = []
     for turn in range(turns):
         said: list[dict[str, Any]] = [{"type": "text", "text": words(rng, 60)}]
