@@ -9,11 +9,13 @@ from typing import Any
 
 from radixkv.errors import InvalidRequestError
 from radixkv.images.image_files import DecodedImage, decode_base64, decode_image, image_of, invalid_image
+from radixkv.images.image_parts import IN_NEXT_MESSAGE
 
 #: Bounds of one image; it comes from the program itself.
 MAX_BYTES = 2**28
 MAX_PIXELS = 2**27
 _GIVEN = "multi_modal_data"
+_IMAGE = {"type": "image"}
 
 
 def split_prompt(prompt: Any) -> tuple[Any, list[Any]]:
@@ -48,6 +50,43 @@ def split_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[
     return [_without_images(message, found) for message in messages], found
 
 
+def has_images_in_results(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return True if a result of a tool has an image; messages are those of `split_messages`."""
+    return any(message.get("role") == "tool" and _IMAGE in _parts(message) for message in messages)
+
+
+def images_behind_results(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return messages of `split_messages` with the images of results in the user's message behind these.
+
+    As the server does where a chat template shows no images in results; the images keep their order.
+    """
+    moved: list[Mapping[str, Any]] = []
+    waiting: list[Any] = []
+    for message in messages:
+        parts = _parts(message)
+        if message.get("role") == "tool":
+            if _IMAGE in parts:
+                texts = [IN_NEXT_MESSAGE if part == _IMAGE else str(part.get("text", "")) for part in parts]
+                waiting += [_IMAGE] * parts.count(_IMAGE)
+                message = {**message, "content": "\n".join(texts)}
+        elif waiting:
+            if message.get("role") == "user":
+                message = {**message, "content": [*waiting, *parts]}
+            else:
+                moved.append({"role": "user", "content": waiting})
+            waiting = []
+        moved.append(message)
+    return [*moved, {"role": "user", "content": waiting}] if waiting else moved
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    """Return the parts of a message's content."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content) if isinstance(content, list | tuple) else []
+
+
 def _without_images(message: Mapping[str, Any], found: list[Any]) -> Mapping[str, Any]:
     content = message.get("content") if isinstance(message, Mapping) else None
     if not isinstance(content, list | tuple):
@@ -63,7 +102,7 @@ def _without_images(message: Mapping[str, Any], found: list[Any]) -> Mapping[str
         else:
             parts.append(part)
             continue
-        parts.append({"type": "image"})
+        parts.append(_IMAGE)
     return {**message, "content": parts}
 
 

@@ -28,11 +28,18 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.outputs import OutputDelta, RequestOutput
 from radixkv.engine.weights import PauseMode, Tag, check_level, check_mode, check_tags
 from radixkv.entrypoints.beam_search import BeamSearchParams, TokenArray, search_beams
-from radixkv.entrypoints.given_images import decoded, split_messages, split_prompt
+from radixkv.entrypoints.given_images import (
+    decoded,
+    has_images_in_results,
+    images_behind_results,
+    split_messages,
+    split_prompt,
+)
 from radixkv.errors import EnginePausedError, EngineStoppedError, InvalidRequestError, RequestFailedError
 from radixkv.option_names import CALL_NAMES, check_names, fields_of
 from radixkv.sampling.sampling_params import SamplingParams, require
 from radixkv.scheduling.request import PromptLike, Request, plain_prompt
+from radixkv.text.chat_formats.derive import shows_images_in_results
 from radixkv.tiers.tier import Tier
 from radixkv.tiers.tier_use import ASK_AGAIN_S, ASK_TIERS_S
 
@@ -118,6 +125,7 @@ class LLM:
         self.engine = engine
         self._inboxes: dict[str, _Inbox] = {}
         self._written: Any = None  # the folder of weights that were given as tensors
+        self._image_traits: dict[str | None, bool] = {}  # whether templates show images in results
         self._is_closed = False
 
     @classmethod
@@ -455,6 +463,8 @@ class LLM:
         images: list[Any] = []
         if self.engine.model.image_processor is not None:  # else the template's check names what was given
             shown, images = split_messages(messages)
+            if has_images_in_results(shown) and not self._shows_images_in_results(options):
+                shown = images_behind_results(shown)
         ids: list[int] = self.engine.model.tokenizer.apply_chat_template(
             shown, tools=list(tools) if tools else None, **options
         )
@@ -462,6 +472,21 @@ class LLM:
             return ids
         prompt: Any = {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
         return cast(PromptLike, prompt)
+
+    def _shows_images_in_results(self, options: Mapping[str, Any]) -> bool:
+        """Return False if the chat template in use shows images of the user's alone; probed once."""
+        given = options.get("chat_template")
+        tokenizer = self.engine.model.tokenizer
+        assert tokenizer is not None
+
+        def render(messages: Any, tools: Any, more: Mapping[str, Any]) -> str:
+            chosen = more if given is None else {**more, "chat_template": given}
+            ids = tokenizer.apply_chat_template(messages, tools, True, **chosen)
+            return tokenizer.decode(ids, skip_special_tokens=False)
+
+        if given not in self._image_traits:
+            self._image_traits[given] = shows_images_in_results(render)
+        return self._image_traits[given]
 
     def _request(self, prompt: PromptLike, params: SamplingParams, **options: Any) -> Request:
         """Return the request of a prompt, with its images placed."""

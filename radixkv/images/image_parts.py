@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+#: Stands in a result of a tool for an image that the user's message behind it has.
+IN_NEXT_MESSAGE = "[image: in the next message]"
 IMAGE_KINDS = frozenset({"image", "image_url", "input_image", "computer_screenshot"})
 
 

@@ -25,6 +25,7 @@ from tests.support.seeing_hash_model import encode_layer_by_layer
 from tests.support.tiny_models import save_tiny_model
 from tests.support.tiny_vision_models import (
     IMAGE,
+    TEMPLATE,
     VOCAB_SIZE,
     save_tiny_vision_model,
     shown,
@@ -202,6 +203,35 @@ def test_messages_and_prompts_take_images_in_all_their_forms(llm: LLM, tmp_path:
     for bad in ({"image": 5}, {"video": drawn}, {"image": b"none"}):
         with pytest.raises(InvalidRequestError):
             llm.generate({**asked, "multi_modal_data": bad}, GREEDY)  # type: ignore[arg-type]
+
+
+def test_images_of_results_are_in_the_users_words_where_the_template_has_no_place_for_them(llm: LLM) -> None:
+    template = TEMPLATE.replace(
+        "part['type'] == 'image'", "part['type'] == 'image' and message['role'] != 'tool'"
+    )
+    image = {"type": "image", "image": picture(1, (96, 64))}
+    asked, more = {"role": "user", "content": "Look"}, {"role": "user", "content": "And?"}
+    text = {"type": "text", "text": "seen"}
+    result = {"role": "tool", "content": [text, image]}
+    moved = {"role": "tool", "content": "seen\n[image: in the next message]"}
+
+    def prompt(*messages: Any, **options: Any) -> list[int]:
+        return llm.chat(list(messages), GREEDY, **options)[0].prompt_token_ids  # type: ignore[no-any-return]
+
+    for behind in ([], [more]):
+        shown = {
+            "role": "user",
+            "content": [image, *({"type": "text", "text": each["content"]} for each in behind)],
+        }
+        found = prompt(asked, result, *behind, chat_template=template)
+        assert sum(token >= FIRST_IMAGE_ID for token in found) == 24
+        assert found == prompt(asked, moved, shown, chat_template=template)
+        assert prompt(asked, result, *behind) != found  # this template has a place for it
+    answered = {"role": "assistant", "content": "So"}
+    found = prompt(asked, result, answered, more, chat_template=template)
+    assert found == prompt(
+        asked, moved, {"role": "user", "content": [image]}, answered, more, chat_template=template
+    )
 
 
 # ---------------------------------------------------------------------- encoding

@@ -202,6 +202,14 @@ def _result(call: Mapping[str, Any]) -> Message:
 # ---------------------------------------------------------------------- 1. traits
 
 
+def shows_images_in_results(render: RenderText) -> bool:
+    """Return False if a template shows images of the user's, and none in results of tools.
+
+    Costs about twenty small renderings.
+    """
+    return _traits(render, None).images_in_results
+
+
 def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
     """Return the traits of a template.
 

@@ -23,12 +23,12 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from radixkv.images.image_parts import IN_NEXT_MESSAGE
 from radixkv_server.dialect import Json
 
 Detail = Literal["auto", "low", "high", "original"]
 DETAILS = ("auto", "low", "high", "original")
 
-_IN_NEXT_MESSAGE = "[image: in the next message]"
 _PRIVATE_USE = 0x100000  # another plane than that of the marks of control tokens
 _PRIVATE_USE_SIZE = 0xFFFE
 
@@ -141,7 +141,7 @@ def images_after_results(messages: Iterable[Json], shown: Container[str]) -> lis
         if found[1] not in shown:
             return found[0]
         waiting.append(found[0])
-        return _IN_NEXT_MESSAGE
+        return IN_NEXT_MESSAGE
 
     for message in messages:
         content = message.get("content")
