@@ -209,9 +209,9 @@ def seed_of(r: random.Random) -> int:
 def run_for(seconds: float, seed: int, family: str, tell: Callable[[str], None] = print) -> dict[str, int]:
     """Run seeds for so long; what happened in all of them."""
     total: dict[str, int] = {}
-    until = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         models = Models(family, Path(folder))
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
             try:
                 counts = fuzz(seed, models, Path(folder) / f"tier{seed}")
