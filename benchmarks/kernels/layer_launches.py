@@ -35,7 +35,9 @@ _BLOCK, _ROWS, _PROMPT = 16, 4, 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = [*FAMILIES, *SHAPES, *HYBRID_FAMILIES]
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"some of {', '.join(names)}")
     parser.add_argument("--kernels", action="store_true", help="what a decode of the last layer launches")

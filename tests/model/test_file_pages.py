@@ -75,3 +75,13 @@ def test_only_the_tensor_is_released_not_its_neighbour(tmp_path: Path, expected:
     assert release_file_pages([(half, last)]) == (PAGES // 2 - 1) * mmap.PAGESIZE
     assert resident(tmp_path / "model.safetensors") == (PAGES // 2 + 1) * mmap.PAGESIZE
     assert torch.equal(whole, expected)
+
+
+def test_written_memory_behind_a_file_does_not_count(tmp_path: Path, expected: torch.Tensor) -> None:
+    """Mappings are laid out downwards: some of these files end where memory of the process begins."""
+    memory, weights = [], []
+    for number in range(16):
+        memory.append(mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        memory[-1].write(bytes([1]) * (1 << 20))
+        weights.append(mapped(tmp_path / f"{number}.safetensors", expected))
+    assert release_file_pages(address_ranges(weights)) == len(weights) * PAGES * mmap.PAGESIZE

@@ -113,4 +113,5 @@ def _weight_mappings(path: str) -> list[tuple[int, int, str | None]]:
                     found.append((int(mapping[1], 16), int(mapping[2], 16), None))
             elif is_weights and line.startswith("Anonymous:"):
                 found[-1] = (*found[-1][:2], line.split()[1])
+                is_weights = False  # lines of mappings without a file may follow
     return found

@@ -77,14 +77,16 @@ def _weight(codes: Tensor, beside: list[Tensor], settings: Mapping[str, Any]) ->
     if mode not in MLX_MODES:
         raise ValueError(f"its mode is {mode!r}, expected one of {', '.join(MLX_MODES)}")
     if mode == "affine":
-        weight = AffineWeight(codes, *beside, bits)
+        scales, biases = beside
+        weight = AffineWeight(codes, scales, biases, bits)
         if weight.group_size != size:
             raise ValueError(f"its groups are of {weight.group_size} inputs, not of {size}")
         return weight
     if (bits, size) != MLX_MODES[mode]:
         raise ValueError(f"{bits} bits in groups of {size} are not {mode}")
     kind = torch.float8_e4m3fn if mode == "nvfp4" else torch.float8_e8m0fnu
-    scales = beside[0].view(kind)
+    (scales,) = beside
+    scales = scales.view(kind)
     return (
         Fp8Weight(codes.view(torch.float8_e4m3fn), scales, (1, size))
         if bits == 8
