@@ -255,9 +255,21 @@ def test_recorded_launches_replay_with_other_plans(
 
 
 def test_a_step_too_large_for_recorded_launches_is_not_staged() -> None:
-    layer, inputs = new_layer("delta", deterministic=True)
-    many = [(Cursor(inputs, ring, (2 * ring, 2 * ring + 1)), inputs) for ring in range(4)]
-    plan = layer.plan([(one, tuple(each[:3] for each in part)) for one, part in many])
+    layer, inputs = new_layer("delta", deterministic=False)
+    # Nine rows across a grid point are two chunks each, more than launches for decodes have programs for.
+    many = [Cursor(inputs, ring, (2 * ring, 2 * ring + 1)) for ring in range(4)]
+    for one in many:
+        one.start = GRID - 4
+    plan = layer.plan([(one, tuple(each[:9] for each in inputs)) for one in many])
     device = torch.device("cpu")
-    assert not layer.backend.stage(plan, 12, 12, large=False, device=device)
-    assert layer.backend.stage(plan, 12, 12, large=True, device=device)
+    assert not layer.backend.stage(plan, 36, 36, large=False, device=device)
+    assert layer.backend.stage(plan, 36, 36, large=True, device=device)
+
+
+def test_recorded_launches_of_deterministic_mode_are_of_one_kind() -> None:
+    layer, inputs = new_layer("delta", deterministic=True)
+    many = [Cursor(inputs, ring, (2 * ring, 2 * ring + 1)) for ring in range(4)]
+    plan = layer.plan([(one, tuple(each[:3] for each in inputs)) for one in many])
+    device = torch.device("cpu")
+    assert layer.backend.stage(plan, 12, 12, large=False, device=device)
+    assert not layer.backend.stage(plan, 12, 12, large=True, device=device)
