@@ -20,10 +20,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.attention_hook import ATTENTION_NAME, register_attention_hook
-from radixkv.model.latent_attention import absorb_latents
+from radixkv.model.attention.attention_hook import ATTENTION_NAME, register_attention_hook
+from radixkv.model.attention.latent_attention import absorb_latents
+from radixkv.model.attention.own_attention import call_hook_from_own_attention, has_own_attention
 from radixkv.model.loading.model_checks import check_config, check_model
-from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from benchmarks.figures import write_figures
 from benchmarks.kernels.state_layers import in_turns
-from radixkv.model.expanded_latents import Expansion
-from radixkv.model.latent_attention import Latents
+from radixkv.model.attention.expanded_latents import Expansion
+from radixkv.model.attention.latent_attention import Latents
 from radixkv_kernels import KVSpec, make_backend, make_kv
 
 SIZES = {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "kv_lora_rank": 512}

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from benchmarks.gpu_machine import read_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import Sizes, milliseconds
-from radixkv.model.gpu_products import KINDS, quantized
-from radixkv.model.gpu_tiles import tiled
+from radixkv.model.gpu_layers.products import KINDS, quantized
+from radixkv.model.gpu_layers.weight_tiles import tiled
 from radixkv.model.stored_weights.block_weight import BlockWeight
 from radixkv_kernels.triton.experts import Gate, combine, run_experts
 from radixkv_kernels.triton.fp8_rows import round_rows

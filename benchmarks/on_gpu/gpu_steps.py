@@ -29,9 +29,9 @@ from benchmarks.gpu_machine import read_rate
 from benchmarks.gpu_parts import Report
 from benchmarks.paged_bench import BLOCK, Sizes, profiled
 from radixkv.engine.config import EngineConfig
-from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep, register_attention_hook
-from radixkv.model.attention_shape import AttentionShape, shape_of_calls
-from radixkv.model.latent_attention import absorb_latents
+from radixkv.model.attention.attention_hook import ATTENTION_NAME, PlainCausalStep, register_attention_hook
+from radixkv.model.attention.attention_shape import AttentionShape, shape_of_calls
+from radixkv.model.attention.latent_attention import absorb_latents
 from radixkv.model.loading.loader import LoadedModel
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.model.state_layers.registry import install_mixers

@@ -39,7 +39,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.attention.attention_hook import AttentionStep
 from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
@@ -62,7 +62,7 @@ class StepGraphs:
     """Captures and replays steps; not thread-safe.
 
     Args:
-        model: called as `radixkv.model.attention_hook` says.
+        model: called as `radixkv.model.attention.attention_hook` says.
         max_rows: most rows of a step that is recorded, from `max_padded_rows`.
         row_multiple: what numbers of rows are multiples of, so that no row's bits depend on them.
         record: how a step is recorded; tests replace it.

@@ -20,8 +20,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from radixkv.model.attention_hook import HEAD_MULTIPLE
-from radixkv.model.latent_attention import Latents
+from radixkv.model.attention.attention_hook import HEAD_MULTIPLE
+from radixkv.model.attention.latent_attention import Latents
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
@@ -273,7 +273,7 @@ class AttentionParts:
 
 @dataclass(frozen=True)
 class LatentParts:
-    """Absorbed attention of latents, see `radixkv.model.latent_attention`.
+    """Absorbed attention of latents, see `radixkv.model.attention.latent_attention`.
 
     Attributes:
         query: the product of queries, or their down product, whose result `query_norm` norms for `query_up`.

@@ -32,9 +32,9 @@ def rewrite_layers(model: nn.Module, quantization: str | None, backend: str) -> 
         ConfigError: weights of 8 bits are asked for and can't be had.
     """
     if backend == "triton":
-        from radixkv.model.gpu_layers import fuse_layers  # needs triton, which is optional
-        from radixkv.model.gpu_products import quantize_products
-        from radixkv.model.gpu_scaled import use_scaled_products
+        from radixkv.model.gpu_layers.fused_layers import fuse_layers  # needs triton, which is optional
+        from radixkv.model.gpu_layers.products import quantize_products
+        from radixkv.model.gpu_layers.scaled_products import use_scaled_products
 
         fuse_layers(model)
         if quantization is not None:

@@ -12,18 +12,18 @@ from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
 from radixkv.model.adapters.attachment import adds_by_row
 from radixkv.model.adapters.base_modules import BaseModules
+from radixkv.model.attention.own_attention import has_linear_biases
 from radixkv.model.cuda_graphs import max_padded_rows
 from radixkv.model.device_paths import make_thread_control
 from radixkv.model.early_checks import check_available
-from radixkv.model.kv_memory import ModelShape, free_memory, is_sized_by_gpu, size_kv_cache
 from radixkv.model.loading.loader import LoadedModel
-from radixkv.model.own_attention import has_linear_biases
+from radixkv.model.memory.kv_memory import ModelShape, free_memory, is_sized_by_gpu, size_kv_cache
+from radixkv.model.memory.state_memory import check_states_supported
+from radixkv.model.memory.step_memory import measure_encoding_memory, measure_step_memory
+from radixkv.model.memory.window_memory import describe_windows
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.runner import ModelRunner, StepLimits
-from radixkv.model.state_memory import check_states_supported
-from radixkv.model.step_memory import measure_encoding_memory, measure_step_memory
 from radixkv.model.vision.step_images import ENCODER_CACHE_BYTES
-from radixkv.model.window_memory import describe_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import GRID, StateSpec
 

@@ -18,9 +18,9 @@ from torch import nn
 from radixkv.errors import WeightUpdateError
 from radixkv.model.adapters.adapter_memory import AdapterMemory
 from radixkv.model.adapters.base_modules import BaseModules
+from radixkv.model.attention.expanded_latents import make_expansion
 from radixkv.model.batch_invariance import check_supported, choose_row_multiple, fix_rows, use_fixed_tiles
 from radixkv.model.device_paths import rewrite_layers
-from radixkv.model.expanded_latents import make_expansion
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.whole_vectors import AlignedActivations
 
@@ -42,7 +42,7 @@ class RewrittenModel:
         adapters: reads and finds adapters; None: rows have none.
         row_multiple: rows of a step are padded to a multiple of it.
         activations: see `radixkv.model.whole_vectors`; None: they are as they are.
-        expansion: see `radixkv.model.expanded_latents`; None: latents are not expanded.
+        expansion: see `radixkv.model.attention.expanded_latents`; None: latents are not expanded.
         vision: the model's tower; None: it sees no images.
     """
 

@@ -13,14 +13,14 @@ import torch
 
 from radixkv.cache.pending_copies import Copy
 from radixkv.model.adapters.step_adapters import arrange
-from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.attention.attention_hook import AttentionStep
+from radixkv.model.attention.expanded_latents import Expansion
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.cuda_graphs import StepGraphs, max_padded_rows
 from radixkv.model.device_copies import DeviceCopies
-from radixkv.model.expanded_latents import Expansion
 from radixkv.model.host_copies import HostCopies
 from radixkv.model.loading.load_progress import progress_bar
-from radixkv.model.released_memory import ReleasedTensors, release_memory
+from radixkv.model.memory.released_memory import ReleasedTensors, release_memory
 from radixkv.model.rewritten_model import RewrittenModel, reached_tensors, write_in_place
 from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from radixkv.cache.states.window_pool import WindowSpec
-from radixkv.model.attention_hook import AttentionStep
+from radixkv.model.attention.attention_hook import AttentionStep
 from radixkv.model.block_copy import BlockCopy
 from radixkv.model.device_copies import DeviceCopies
 from radixkv.model.host_copies import HostCopies

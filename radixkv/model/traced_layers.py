@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixkv.model.attention_hook import HEAD_MULTIPLE, PlainCausalStep
+from radixkv.model.attention.attention_hook import HEAD_MULTIPLE, PlainCausalStep
+from radixkv.model.attention.latent_attention import Latents
 from radixkv.model.decoder_layers import (
     ACTIVATIONS,
     AttentionParts,
@@ -36,7 +37,6 @@ from radixkv.model.decoder_layers import (
     own_term,
     summed_by,
 )
-from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.model_checks import position_limit
 from radixkv.model.step_context import call_model, computing
 from radixkv_kernels import LatentRotation, Norm, Pairs, Rotation

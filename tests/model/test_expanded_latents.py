@@ -14,9 +14,10 @@ import torch
 from test_attention_shapes import expected, generate, make_llm, reference, some_tokens
 from tiny_models import save_tiny_model
 
-from radixkv.model import expanded_latents, rewritten_model
-from radixkv.model.expanded_latents import Expansion, find_latents
-from radixkv.model.latent_attention import Latents
+from radixkv.model import rewritten_model
+from radixkv.model.attention import expanded_latents
+from radixkv.model.attention.expanded_latents import Expansion, find_latents
+from radixkv.model.attention.latent_attention import Latents
 from radixkv_kernels import reference_attention
 
 LIMITS = {"num_blocks": 60, "max_num_batched_tokens": 170, "max_model_len": 256}

@@ -23,11 +23,11 @@ from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.beam_search import BeamSearchParams
 from radixkv.errors import ConfigError
-from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.attention.attention_shape import AttentionShape
 from radixkv.model.cuda_graphs import StepGraphs, row_sizes
-from radixkv.model.kv_memory import ModelShape, size_kv_cache
+from radixkv.model.memory.kv_memory import ModelShape, size_kv_cache
+from radixkv.model.memory.window_memory import bytes_of_request
 from radixkv.model.runner import ModelRunner
-from radixkv.model.window_memory import bytes_of_request
 from radixkv_kernels import KVGroup
 
 ANSWER = 4

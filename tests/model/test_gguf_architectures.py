@@ -16,7 +16,7 @@ from tiny_models import finish_gguf
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ModelLoadError
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention.attention_hook import PlainCausalStep
 from radixkv.model.loading.gguf_architectures import ARCHITECTURES
 from radixkv.model.loading.gguf_configs import config_of
 from radixkv.model.loading.gguf_file import open_gguf

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from radixkv import LLM, SamplingParams
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention.attention_hook import PlainCausalStep
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.step_context import call_model
 

@@ -12,7 +12,7 @@ from nightly import by_day
 from transformers import AutoModelForCausalLM
 
 from radixkv import LLM, SamplingParams
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention.attention_hook import PlainCausalStep
 from radixkv.model.step_context import call_model
 
 pytest.importorskip("numba")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention.attention_hook import PlainCausalStep
 from radixkv.model.step_context import call_model
 
 pytest.importorskip("numba")

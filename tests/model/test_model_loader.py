@@ -25,8 +25,8 @@ from transformers import (
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError, ModelLoadError
-from radixkv.model import own_attention
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention import own_attention
+from radixkv.model.attention.attention_hook import PlainCausalStep
 from radixkv.model.loading import load_progress
 from radixkv.model.loading.loader import LoadedModel, load_model, pull
 from radixkv.model.step_context import call_model

@@ -12,11 +12,11 @@ from tiny_models import save_tiny_model
 from tiny_vision_models import save_tiny_vision_model
 
 from radixkv.engine.config import EngineConfig
-from radixkv.model import step_memory
-from radixkv.model.attention_shape import plain_shape
-from radixkv.model.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.attention.attention_shape import plain_shape
 from radixkv.model.loading.loader import load_model
-from radixkv.model.step_memory import measure_encoding_memory, measure_step_memory
+from radixkv.model.memory import step_memory
+from radixkv.model.memory.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
+from radixkv.model.memory.step_memory import measure_encoding_memory, measure_step_memory
 from radixkv.model.vision.encoder_cache import Encoding
 
 GIB = 2**30

@@ -28,7 +28,7 @@ from tiny_models import save_tiny_model
 from radixkv import LLM, SamplingParams
 from radixkv.engine.config import EngineConfig
 from radixkv.entrypoints.async_engine import AsyncEngine
-from radixkv.model.latent_attention import Latents
+from radixkv.model.attention.latent_attention import Latents
 
 TOKENS = list(range(5, 30))
 

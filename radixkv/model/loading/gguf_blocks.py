@@ -9,7 +9,7 @@
     5. nothing may be left without a value
 
 With a dtype, tensors are dequantised to it instead; with a device, too, they go to it as they are, for its
-kernels (`gpu_stored`).
+kernels (`stored_modules`).
 `gguf_tensors` says which tensor of the file is which parameter and undoes llama.cpp's reordering: the order
 of a weight's rows is found by sending row numbers through the same function, so rows of blocks move and
 nothing is dequantised.
@@ -44,7 +44,7 @@ from radixkv.model.loading.without_memory import build_without_memory
 
 if TYPE_CHECKING:
     from radixkv.model.decoder_layers import WholeProduct
-    from radixkv.model.gpu_stored import Target
+    from radixkv.model.gpu_layers.stored_modules import Target
     from radixkv.model.stored_weights.block_weight import BlockWeight
     from radixkv.model.stored_weights.stored_weight import StoredWeight
     from radixkv_kernels.cpu.linear.block_rows import BlockRows
@@ -96,7 +96,7 @@ def load_gguf(
     _make_buffers(model)
     target = None
     if device is not None and dtype is not None:
-        from radixkv.model.gpu_stored import Target  # needs triton, which is optional
+        from radixkv.model.gpu_layers.stored_modules import Target  # needs triton, which is optional
 
         target = Target(device, dtype)
     goal = device or expand_on
@@ -301,7 +301,7 @@ class _Placing:
 
     def _stored_linear(self, module: nn.Linear, tensor: Any) -> nn.Module:
         """A product of blocks on a GPU; a plain one where the file has numbers or moves them about."""
-        from radixkv.model.gpu_stored import StoredLinear
+        from radixkv.model.gpu_layers.stored_modules import StoredLinear
 
         assert self._target is not None
         parts = getattr(tensor, "parts", [tensor])
@@ -332,7 +332,7 @@ class _Placing:
 
     def _stored_experts(self, module: Any, tensors: dict[str, Any]) -> nn.Module:
         """A layer's experts on a GPU."""
-        from radixkv.model.gpu_stored import StoredGpuExperts
+        from radixkv.model.gpu_layers.stored_modules import StoredGpuExperts
 
         names = ["gate_up"] if "gate_up.weight" in tensors else ["gate", "up"]
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from radixkv.images.image_processor import ImageProcessor
-    from radixkv.model.attention_shape import AttentionShape
+    from radixkv.model.attention.attention_shape import AttentionShape
     from radixkv.model.vision.vision_model import VisionModel
     from radixkv.scheduling.length_classes import LengthClasses
     from radixkv.text.tokenizer import Tokenizer
@@ -211,7 +211,7 @@ def _pretrained(config: EngineConfig, source: ModelSource) -> Pretrained:
 
 def _load(config: EngineConfig, source: ModelSource, show_progress: bool) -> LoadedModel:
 
-    from radixkv.model.length_frequencies import classify_lengths
+    from radixkv.model.attention.length_frequencies import classify_lengths
     from radixkv.model.loading import model_checks
     from radixkv.model.vision.vision_model import open_vision
     from radixkv.text.tokenizer import Tokenizer, check_chat_template

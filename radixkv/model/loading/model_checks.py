@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from radixkv.errors import ModelLoadError
-from radixkv.model.attention_hook import ATTENTION_NAME, PlainCausalStep
-from radixkv.model.attention_shape import AttentionShape, shape_of_calls
-from radixkv.model.length_frequencies import LENGTH_DEPENDENT
-from radixkv.model.own_attention import select_attention
+from radixkv.model.attention.attention_hook import ATTENTION_NAME, PlainCausalStep
+from radixkv.model.attention.attention_shape import AttentionShape, shape_of_calls
+from radixkv.model.attention.length_frequencies import LENGTH_DEPENDENT
+from radixkv.model.attention.own_attention import select_attention
 from radixkv.model.state_layers.registry import install_mixers, keeps_states, own_forward
 from radixkv.model.step_context import call_model
 from radixkv_kernels.kv_cache import LARGEST_HEAD

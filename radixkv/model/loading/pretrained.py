@@ -141,7 +141,7 @@ class Pretrained:
             return self._file_model(hf_config, show_progress, dtype, expand_on=device)
         from transformers import AutoModelForCausalLM, AutoModelForImageTextToText  # heavy
 
-        from radixkv.model.attention_hook import ATTENTION_NAME
+        from radixkv.model.attention.attention_hook import ATTENTION_NAME
         from radixkv.model.loading.model_checks import architecture_name, unsupported
 
         # Models that also read images are in a list of their own.
@@ -192,7 +192,9 @@ class Pretrained:
             rounded = self.explained("weights", lambda: pack_stored_weights(model, for_ranks=for_ranks))
             self._tell_expanded(rounded, torch.bfloat16)
         elif keeps == "tiles":
-            from radixkv.model.gpu_stored import tile_stored_weights  # needs triton, which is optional
+            from radixkv.model.gpu_layers.stored_modules import (
+                tile_stored_weights,  # needs triton, which is optional
+            )
 
             expanded = self.explained(
                 "weights", lambda: tile_stored_weights(model, device, dtype, for_ranks=for_ranks)
@@ -350,18 +352,18 @@ def _has_causal_class(hf_config: Any) -> bool:
 
 def _attention(hf_config: Any) -> str:
     """Name of the attention that a model is built with."""
-    from radixkv.model.attention_hook import register_attention_hook  # heavy: torch or transformers
-    from radixkv.model.own_attention import has_own_attention
+    from radixkv.model.attention.attention_hook import register_attention_hook  # heavy: torch or transformers
+    from radixkv.model.attention.own_attention import has_own_attention
 
     return "eager" if has_own_attention(str(hf_config.model_type)) else register_attention_hook()
 
 
 def _with_our_attention(model: Any) -> Any:
     """The model with all of its attention going through the hook."""
-    from radixkv.model.attention_hook import ATTENTION_NAME  # heavy: torch or transformers
-    from radixkv.model.latent_attention import absorb_latents
-    from radixkv.model.own_attention import call_hook_from_own_attention, has_own_attention
-    from radixkv.model.query_scale import scale_queries_by_position
+    from radixkv.model.attention.attention_hook import ATTENTION_NAME  # heavy: torch or transformers
+    from radixkv.model.attention.latent_attention import absorb_latents
+    from radixkv.model.attention.own_attention import call_hook_from_own_attention, has_own_attention
+    from radixkv.model.attention.query_scale import scale_queries_by_position
 
     if has_own_attention(str(model.config.model_type)):
         call_hook_from_own_attention(model)

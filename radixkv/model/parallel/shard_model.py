@@ -32,9 +32,9 @@ import torch
 from torch import nn
 
 from radixkv.errors import ConfigError
-from radixkv.model.attention_hook import PlainCausalStep
+from radixkv.model.attention.attention_hook import PlainCausalStep
+from radixkv.model.attention.latent_attention import Latents
 from radixkv.model.decoder_layers import WholeExperts, WholeProduct
-from radixkv.model.latent_attention import Latents
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator

@@ -24,11 +24,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model import runner as model_runner
+from radixkv.model.attention.expanded_latents import make_expansion
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.decoder_layers import find_norm
-from radixkv.model.expanded_latents import make_expansion
-from radixkv.model.gpu_experts import GpuExperts, GpuRouter
-from radixkv.model.gpu_layers import FusedGpuLayer, FusedNorm, fuse_layers
+from radixkv.model.gpu_layers.experts import GpuExperts, GpuRouter
+from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer, FusedNorm, fuse_layers
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.parallel.over_ranks import SummedOverRanks
 from radixkv.model.rewritten_model import reached_tensors

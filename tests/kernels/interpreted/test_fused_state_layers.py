@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
 from radixkv.model.cuda_graphs import StepGraphs
-from radixkv.model.gpu_states import FusedHeads, FusedShortConv, FusedStateLayer
+from radixkv.model.gpu_layers.state_layers import FusedHeads, FusedShortConv, FusedStateLayer
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv_kernels.states import StateSpec

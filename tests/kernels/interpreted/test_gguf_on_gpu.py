@@ -23,12 +23,12 @@ from torch import nn
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv.model.attention_hook import PlainCausalStep
-from radixkv.model.gpu_experts import GpuExperts
-from radixkv.model.gpu_layers import FusedGpuLayer
-from radixkv.model.gpu_products import TiledProduct
-from radixkv.model.gpu_stored import StoredLinear, Target, TiledEmbedding
-from radixkv.model.gpu_tiles import tiled
+from radixkv.model.attention.attention_hook import PlainCausalStep
+from radixkv.model.gpu_layers.experts import GpuExperts
+from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer
+from radixkv.model.gpu_layers.products import TiledProduct
+from radixkv.model.gpu_layers.stored_modules import StoredLinear, Target, TiledEmbedding
+from radixkv.model.gpu_layers.weight_tiles import tiled
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.loading.model_source import ModelSource
 from radixkv.model.loading.pretrained import Pretrained

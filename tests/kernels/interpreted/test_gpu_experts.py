@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv.errors import ConfigError
-from radixkv.model import gpu_experts
 from radixkv.model.batch_invariance import check_supported, fix_rows
-from radixkv.model.gpu_experts import GpuExperts, GpuRouter, replace_experts
+from radixkv.model.gpu_layers import experts as gpu_experts
+from radixkv.model.gpu_layers.experts import GpuExperts, GpuRouter, replace_experts
 from radixkv.model.step_context import call_model
 
 #: Launches of a block with its shared expert.

@@ -19,8 +19,8 @@ from tiny_models import save_tiny_model
 from torch import nn
 
 from radixkv.model.batch_invariance import fix_rows
-from radixkv.model.gpu_products import TiledProduct, quantized
-from radixkv.model.gpu_scaled import use_scaled_products
+from radixkv.model.gpu_layers.products import TiledProduct, quantized
+from radixkv.model.gpu_layers.scaled_products import use_scaled_products
 from radixkv_kernels import Norm
 from radixkv_kernels.triton.fp8_rows import Fp8Rows, round_rows
 from radixkv_kernels.triton.gated import gate_rows

@@ -31,17 +31,17 @@ from tiny_models import save_tiny_model
 from torch import nn
 
 from radixkv.engine.config import EngineConfig
+from radixkv.model.attention.latent_attention import Latents
 from radixkv.model.batch_invariance import fix_rows
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.decoder_layers import WholeExperts
 from radixkv.model.device_paths import rewrite_layers
-from radixkv.model.gpu_experts import GpuExperts
-from radixkv.model.gpu_layers import FusedGpuLayer
-from radixkv.model.gpu_products import TiledProduct
-from radixkv.model.gpu_states import FusedHeads
-from radixkv.model.gpu_stored import StoredLinear, Target
-from radixkv.model.gpu_tiles import tiled
-from radixkv.model.latent_attention import Latents
+from radixkv.model.gpu_layers.experts import GpuExperts
+from radixkv.model.gpu_layers.fused_layers import FusedGpuLayer
+from radixkv.model.gpu_layers.products import TiledProduct
+from radixkv.model.gpu_layers.state_layers import FusedHeads
+from radixkv.model.gpu_layers.stored_modules import StoredLinear, Target
+from radixkv.model.gpu_layers.weight_tiles import tiled
 from radixkv.model.loading.loader import LoadedModel, load_model
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors

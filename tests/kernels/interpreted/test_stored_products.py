@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from radixkv.model.batch_invariance import fix_rows
 from radixkv.model.decoder_layers import StoredProduct
 from radixkv.model.device_paths import rewrite_layers
-from radixkv.model.gpu_experts import GpuExperts
-from radixkv.model.gpu_products import TiledProduct, quantize_products, quantized
+from radixkv.model.gpu_layers.experts import GpuExperts
+from radixkv.model.gpu_layers.products import TiledProduct, quantize_products, quantized
 from radixkv_kernels.triton.stored_product import multiply_stored
 from radixkv_kernels.triton.tiled_weight import TiledWeight
 

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from radixkv.model.latent_attention import Latents
+from radixkv.model.attention.latent_attention import Latents
 from radixkv.sampling.device_arrays import to_device
 from radixkv.scheduling.batch import Batch
 from radixkv_kernels import AttentionBackend, AttentionPlan, KVSpec, PagedKV, make_backend

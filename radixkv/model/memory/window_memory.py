@@ -9,7 +9,7 @@ from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.attention.attention_shape import AttentionShape
 from radixkv_kernels import KVLayout
 
 logger = logging.getLogger("radixkv")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from radixkv.model.gpu_products import TiledProduct
+from radixkv.model.gpu_layers.products import TiledProduct
 from radixkv_kernels.triton.fp8_rows import GROUP, round_rows
 from radixkv_kernels.triton.scaled_product import ScaledProduct, scaled_product
 

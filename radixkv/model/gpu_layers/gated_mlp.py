@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import GatedParts, describe_gated
-from radixkv.model.gpu_products import can_merge, group_of, merged_linear
+from radixkv.model.gpu_layers.products import can_merge, group_of, merged_linear
 from radixkv_kernels.triton.gated import gate_rows
 
 _TRIED_ROWS = 4

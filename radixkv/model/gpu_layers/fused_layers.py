@@ -30,11 +30,11 @@ from radixkv.model.decoder_layers import (
     pack_whole_weights,
     replace_layers,
 )
-from radixkv.model.gpu_attention import FusedAttention, FusedLatentAttention
-from radixkv.model.gpu_experts import replace_experts
-from radixkv.model.gpu_gated import replace_gated
-from radixkv.model.gpu_products import group_of, merged_linear
-from radixkv.model.gpu_states import FusedStateLayer, fuse_state_layers
+from radixkv.model.gpu_layers.experts import replace_experts
+from radixkv.model.gpu_layers.fused_attention import FusedAttention, FusedLatentAttention
+from radixkv.model.gpu_layers.gated_mlp import replace_gated
+from radixkv.model.gpu_layers.products import group_of, merged_linear
+from radixkv.model.gpu_layers.state_layers import FusedStateLayer, fuse_state_layers
 from radixkv.model.parallel.over_ranks import SummedOverRanks
 from radixkv.model.traced_layers import LayerTrace, confirms, describe_traced, trace_layers
 from radixkv_kernels import Norm

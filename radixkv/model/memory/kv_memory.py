@@ -9,15 +9,15 @@ import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.attention.attention_shape import AttentionShape
 from radixkv.model.early_checks import (
     available_cpu_memory,
     check_context,
     check_holds_a_chat,
     check_num_blocks,
 )
-from radixkv.model.state_memory import size_states
-from radixkv.model.window_memory import shape_with_windows, size_windows
+from radixkv.model.memory.state_memory import size_states
+from radixkv.model.memory.window_memory import shape_with_windows, size_windows
 from radixkv_kernels import KVLayout
 from radixkv_kernels.states import StateSpec
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from radixkv.model.attention_shape import AttentionCall
-from radixkv.model.expanded_latents import LongChunks
-from radixkv.model.latent_attention import Latents
-from radixkv.model.query_scale import scaled_queries
+from radixkv.model.attention.attention_shape import AttentionCall
+from radixkv.model.attention.expanded_latents import LongChunks
+from radixkv.model.attention.latent_attention import Latents
+from radixkv.model.attention.query_scale import scaled_queries
 from radixkv.model.state_layers.steps import PlainStates, StateMixing
 from radixkv.model.step_context import current_step
 from radixkv_kernels import (

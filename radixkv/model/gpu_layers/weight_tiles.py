@@ -6,7 +6,7 @@
     CodebookWeight  4 bits and their table, where rows are whole blocks
     Fp4Weight       MXFP4, NVFP4
     Fp8Weight       floats of 8 bits; Int8Weight: whole numbers of 8
-    BlockWeight     blocks of GGUF files (`gpu_block_tiles`)
+    BlockWeight     blocks of GGUF files (`block_tiles`)
 
 Codes are rearranged on the device that the weight is on.
 """
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixkv.model.gpu_block_tiles import pairs, plane, tiled_blocks
+from radixkv.model.gpu_layers.block_tiles import pairs, plane, tiled_blocks
 from radixkv.model.stored_weights.affine_weight import AffineWeight, unpacked_bits
 from radixkv.model.stored_weights.block_weight import BlockWeight
 from radixkv.model.stored_weights.codebook_weight import CodebookWeight

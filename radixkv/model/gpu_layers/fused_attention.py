@@ -17,7 +17,7 @@ from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import AttentionParts, LatentParts
-from radixkv.model.gpu_products import group_of, merged_linear
+from radixkv.model.gpu_layers.products import group_of, merged_linear
 from radixkv.model.step_context import current_step
 from radixkv_kernels import LatentRotation, Rotation
 from radixkv_kernels.triton.gated import gate_heads

@@ -9,7 +9,7 @@ import torch
 
 from radixkv.engine.config import EngineConfig
 from radixkv.errors import ConfigError
-from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.attention.attention_shape import AttentionShape
 from radixkv_kernels.registry import numba_available
 from radixkv_kernels.states import GRID, StateSpec
 

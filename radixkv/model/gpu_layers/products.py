@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Linear layers on a GPU whose weights keep a form of their own, and `--quantization fp8|int8`.
 
-A weight is a checkpoint's, as it stores it (`gpu_stored`), or a plain one that is rounded to 8 bits at load
-with a scale for each output. Products read the codes as they are and multiply rows in the model's dtype
-(`radixkv_kernels.triton.stored_product`), or in 8 bits (`gpu_scaled`); routed experts the former. Rounding
-leaves embeddings, the output layer, routers and gates of shared experts as they are.
+A weight is a checkpoint's, as it stores it (`stored_modules`), or a plain one that is rounded to 8 bits at
+load with a scale for each output. Products read the codes as they are and multiply rows in the model's dtype
+(`radixkv_kernels.triton.stored_product`), or in 8 bits (`scaled_products`); routed experts the former.
+Rounding leaves embeddings, the output layer, routers and gates of shared experts as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from radixkv.errors import ConfigError
 from radixkv.model.decoder_layers import StoredProduct
-from radixkv.model.gpu_experts import GpuExperts
+from radixkv.model.gpu_layers.experts import GpuExperts
 from radixkv_kernels.triton.fp8_rows import Fp8Rows, round_rows
 from radixkv_kernels.triton.scaled_product import ScaledProduct
 from radixkv_kernels.triton.stored_product import multiply_stored
@@ -42,7 +42,7 @@ class TiledProduct(StoredProduct):
 
     Attributes:
         weights: a kernel is launched for each.
-        scaled: the same for torch's product of 8 bits (`gpu_scaled`); None: it is not used.
+        scaled: the same for torch's product of 8 bits (`scaled_products`); None: it is not used.
         fixed_rows: a row's bits must not depend on the number of rows (deterministic mode).
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformers model whose parameters stand for stored weights, to one on a GPU that multiplies them so.
 
-linear layers, experts     tile forms (`gpu_tiles`), each made on the device of its bytes from the file
+linear layers, experts     tile forms (`weight_tiles`), each made on the device of its bytes from the file
 `kv_b_proj` of latents     its numbers, which latent attention takes apart
 embeddings                 tile forms, too: rows that occur are dequantised
 the rest, and forms        plain numbers in the model's dtype
@@ -23,9 +23,9 @@ from radixkv.model.decoder_layers import (
     WholeProduct,
     reads_weight,
 )
-from radixkv.model.gpu_experts import GpuExperts, can_compute
-from radixkv.model.gpu_products import FP8_CAPABILITY, TiledProduct
-from radixkv.model.gpu_tiles import needs_float8, tiled
+from radixkv.model.gpu_layers.experts import GpuExperts, can_compute
+from radixkv.model.gpu_layers.products import FP8_CAPABILITY, TiledProduct
+from radixkv.model.gpu_layers.weight_tiles import needs_float8, tiled
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.gguf_tensors import STAY_PLAIN
 from radixkv.model.loading.stored_parameter import StoredParameter, stored_experts

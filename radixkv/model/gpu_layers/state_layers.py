@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import find_norm
-from radixkv.model.gpu_gated import fused_gated
-from radixkv.model.gpu_products import TiledProduct, can_merge, merged_linear
+from radixkv.model.gpu_layers.gated_mlp import fused_gated
+from radixkv.model.gpu_layers.products import TiledProduct, can_merge, merged_linear
 from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.mixer import Mixer, filter_of
 from radixkv.model.state_layers.short_conv import ShortConv

@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from radixkv.images.image_files import blank_image
-from radixkv.model.attention_shape import AttentionShape
+from radixkv.model.attention.attention_shape import AttentionShape
+from radixkv.model.attention.expanded_latents import find_latents
 from radixkv.model.cuda_graphs import row_sizes
 from radixkv.model.device_paths import rewrite_layers
-from radixkv.model.expanded_latents import find_latents
 from radixkv.model.step_context import call_model
 from radixkv_kernels import make_backend
 from radixkv_kernels.contiguous import MAX_BYTES, MIN_ROWS

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from radixkv.model.attention_hook import ATTENTION_NAME, paged_attention_hook
+from radixkv.model.attention.attention_hook import ATTENTION_NAME, paged_attention_hook
 from radixkv.model.step_context import current_positions
 
 _STEP = 256
