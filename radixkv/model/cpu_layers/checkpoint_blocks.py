@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stored weights of checkpoints to rows of blocks, from which panels are made. Nothing is rounded.
+"""Stored weights of checkpoints to rows of blocks, from which panels are made. No code or scale is rounded.
 
     GroupWeight   2 to 4 bits as 4, others as 8; inputs in activation order are sorted by their groups
     Fp4Weight     MXFP4, NVFP4

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes and scales of checkpoints to rows of blocks, which `BlockPanels` takes. Nothing is rounded.
+"""Codes and scales of checkpoints to rows of blocks, which `BlockPanels` takes. No code or scale is rounded.
 
 A scale of many inputs is repeated for each block of 32. Where a GGUF format says the same (no zero points
 and scales that are float16), it is taken: its kernels are warm in more processes.
