@@ -67,9 +67,11 @@ def parse_json(body: bytes, max_depth: int, max_parts: int = 2**63) -> Any:
     def refuse(reason: str) -> ApiError:
         return bad_request(f"The request body is not valid JSON: {reason}.", code="invalid_json")
 
-    few = body.count(b"[") + body.count(b"{") + body.count(b":") <= min(max_depth, max_parts)
+    def has_few_parts() -> bool:
+        return body.count(b"[") + body.count(b"{") + body.count(b":") <= min(max_depth, max_parts)
+
     try:
-        if few and len(body) <= WINDOW:
+        if len(body) <= WINDOW and has_few_parts():
             return _loads(body.rstrip(b" \t\n\r").decode("utf-8"))
         shape = outline(body, max_depth=max_depth, max_parts=max_parts)
         if shape.depth > max_depth:
