@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from nightly import by_day
+from quantised_checkpoints import gptq, quantise
 from tiny_adapters import greedy, last_logits, peft_model, plain_model, save_adapter
 from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
@@ -193,6 +195,27 @@ def test_int8_weights_keep_float32_adapters(llama: Trained) -> None:
                 torch.tensor([place.top[0].logprob for place in one.prompt_logprobs[1:]]) for one in pair
             ]
             assert float((scores[0] - scores[1]).abs().mean()) < 0.25
+
+
+def test_adapters_of_a_base_with_activation_order(llama: Trained, tmp_path: Path) -> None:
+    """Its products take their inputs in an order of their own, adapters in the model's: as on its numbers."""
+    pytest.importorskip("numba")
+    folder, plain = (Path(shutil.copytree(llama.base, tmp_path / each / llama.base.name)) for each in "ab")
+    write = partial(gptq, shuffled=True)
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    assert quantise(folder, write, settings, plain=plain)
+    (prompt,) = prompts(1, seed=9)
+    params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
+
+    def scores(base: Path, name: str) -> torch.Tensor:
+        specs = tuple(f"{each}={path}" for each, path in llama.folders.items())
+        with LLM(str(base), lora=specs, num_blocks=64, warm_up="off", speculation="off") as llm:
+            own = llm.generate([prompt], params, lora=name)[0].prompt_logprobs[1:]
+        return torch.tensor([place.chosen.logprob for place in own])
+
+    expected, base = scores(plain, "wide"), scores(plain, "")
+    change = float((expected - base).abs().mean())
+    assert float((scores(folder, "wide") - expected).abs().mean()) < 0.1 * change
 
 
 def test_same_name_with_other_weights_hits_nothing(llama: Trained, tmp_path: Path) -> None:

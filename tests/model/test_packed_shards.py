@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that stay a GGUF file's blocks on several ranks: the bits of one rank, experts' sums aside."""
+"""Weights in blocks on several ranks: the bits of one rank, experts' sums aside."""
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from gguf_files import write_llama_gguf
 from gguf_hybrid_files import HYBRIDS, make_hybrid, write_hybrid
 from paged_language_model import run_all
+from quantised_checkpoints import gptq, quantise
 from rank_threads import engine_on_ranks
+from tiny_models import save_tiny_model
 
 from radixkv.errors import ConfigError
 from radixkv.model.parallel.shard_model import SPLIT_MODEL_TYPES
@@ -34,7 +38,7 @@ GREEDY = SamplingParams(max_tokens=5, temperature=0, ignore_eos=True, logprobs=0
 def answers(path: Path, num_ranks: int, **options: Any) -> tuple[list[tuple[int, ...]], np.ndarray[Any, Any]]:
     """Tokens and log probabilities of answers cold, and of one that is hot."""
     engine = engine_on_ranks(
-        path, num_ranks, gguf="packed", num_blocks=32, max_num_seqs=2, max_num_batched_tokens=96, **options
+        path, num_ranks, num_blocks=32, max_num_seqs=2, max_num_batched_tokens=96, **options
     )
     tokens, logprobs = [], []
     try:
@@ -64,14 +68,25 @@ def test_ranks_share_the_blocks_of_a_file(
     kinds: dict[str, str], experts: int, options: dict[str, Any], tmp_path: Path
 ) -> None:
     path = write_llama_gguf(tmp_path / "model.gguf", kinds, layers=1, experts=experts)
-    tokens, logprobs = answers(path, 1, **options)
-    found, close = answers(path, 2, **options)
+    tokens, logprobs = answers(path, 1, gguf="packed", **options)
+    found, close = answers(path, 2, gguf="packed", **options)
     # Two experts for each token: a sum of two has one order.
     assert found == tokens
     assert np.array_equal(close, logprobs)
     assert found[0] == found[2]
     if "deterministic" in options:
         assert np.array_equal(close[:5], close[10:])
+
+
+def test_ranks_share_weights_with_activation_order(tmp_path: Path) -> None:
+    path = save_tiny_model(tmp_path / "tiny-llama", "llama", vocab_size=321, num_hidden_layers=1)
+    plain = Path(shutil.copytree(path, tmp_path / "plain"))
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}
+    assert quantise(path, partial(gptq, shuffled=True), settings, plain=plain)
+    tokens, logprobs = answers(path, 1)
+    found, close = answers(path, 2)
+    assert found == tokens
+    assert np.array_equal(close, logprobs)
 
 
 def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
@@ -85,7 +100,7 @@ def test_more_ranks_than_experts_are_refused(tmp_path: Path) -> None:
 def test_ranks_share_the_blocks_of_a_hybrid_s_file(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_hybrid(path, case, make_hybrid(case, vocab_size=321), ("Q8_0", "Q4_0"), with_tokenizer=True)
-    tokens, logprobs = answers(path, 1)
-    found, close = answers(path, 2)
+    tokens, logprobs = answers(path, 1, gguf="packed")
+    found, close = answers(path, 2, gguf="packed")
     assert found == tokens
     assert np.allclose(close, logprobs, atol=0.01)

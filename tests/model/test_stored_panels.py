@@ -20,7 +20,7 @@ from tiny_models import save_tiny_model
 pytest.importorskip("numba")
 from radixkv.model.cpu_layers.block_experts import BlockExperts
 from radixkv.model.cpu_layers.block_layers import BlockLayer, fuse_block_layers
-from radixkv.model.cpu_layers.block_linear import BlockLinear, ReorderedBlocks
+from radixkv.model.cpu_layers.block_linear import BlockLinear
 from radixkv.model.cpu_layers.packed_linear import PackedLinear
 from radixkv.model.step_context import call_model
 from radixkv_kernels.cpu.linear.block_method import methods
@@ -60,8 +60,8 @@ def rounded_logits(folder: Path, products: dict[str, Any]) -> torch.Tensor:
                 lambda _, inputs: (inputs[0].bfloat16().float(),)
             )
             continue
-        order = getattr(product, "inputs", None)
-        order = torch.arange(product.in_features) if order is None else order
+        order = product.product.order
+        order = torch.arange(product.in_features) if order is None else order.long()
 
         def rounded(_: Any, inputs: Any, order: torch.Tensor = order) -> tuple[torch.Tensor]:
             return (round_rows(inputs[0][..., order])[..., order.argsort()],)
@@ -76,19 +76,18 @@ def test_they_compute_what_the_model_of_their_numbers_does(original: Path, tmp_p
     loaded = load(folder)
     assert loaded.dtype == torch.float32
     products = {path: each for path, each in loaded.model.named_modules() if path.endswith("_proj")}
-    assert all(isinstance(each, BlockLinear | ReorderedBlocks) for each in products.values())
+    assert all(isinstance(each, BlockLinear) for each in products.values())
     assert isinstance(loaded.model.lm_head, PackedLinear)
     expected = rounded_logits(plain, products)
     found = logits_of(loaded, TOKENS)
     assert deviation(found, expected) < 1e-2
     assert torch.equal(logits_of(load(folder), TOKENS), found)
-    if all(isinstance(each, BlockLinear) for each in products.values()):
-        assert fuse_block_layers(loaded.model) == 1
-        assert isinstance(loaded.model.model.layers[0], BlockLayer)
-        positions = torch.arange(len(TOKENS))
-        with torch.inference_mode():
-            fused = call_model(loaded.model, torch.tensor(TOKENS), positions, None, Step(positions))
-        assert deviation(fused, expected) < 1e-2
+    assert fuse_block_layers(loaded.model) == 1
+    assert isinstance(loaded.model.model.layers[0], BlockLayer)
+    positions = torch.arange(len(TOKENS))
+    with torch.inference_mode():
+        fused = call_model(loaded.model, torch.tensor(TOKENS), positions, None, Step(positions))
+    assert deviation(fused, expected) < 1e-2
 
 
 @pytest.mark.parametrize("name", PLAIN)

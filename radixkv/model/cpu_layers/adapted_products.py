@@ -61,13 +61,17 @@ class AdaptedBlocks:
     def __init__(self, product: BlockProduct, slot: ProductSlot) -> None:
         self.product, self.slot = product, slot
         self.out_features, self.row_dtype = product.out_features, product.row_dtype
+        self.order = product.order
 
     def multiply(self, rows: torch.Tensor, out: torch.Tensor, *, add: bool = False) -> torch.Tensor:
         """See `BlockProduct.multiply`."""
         self.product.multiply(rows, out, add=add)
         adapters = self.slot.active()
         if adapters is not None:
-            self.slot.add(adapters, widened(rows, self.product.in_features), out)
+            inputs = widened(rows, self.product.in_features)
+            if self.order is not None:
+                inputs = torch.empty_like(inputs).index_copy_(1, self.order.long(), inputs)
+            self.slot.add(adapters, inputs, out)
         return out
 
 

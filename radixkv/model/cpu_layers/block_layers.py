@@ -94,26 +94,32 @@ class BlockLayer(LlamaLayer):
         return self._multiply_normed(0, self.merged, states)
 
     def add_attention_output(self, attended: torch.Tensor, states: torch.Tensor) -> None:
-        self.output.multiply(self.rows.quantize(attended, self.output.row_dtype), states, add=True)
+        own = self.rows.quantize(attended, self.output.row_dtype, self.output.order)
+        self.output.multiply(own, states, add=True)
 
     def mlp_rows(self, states: torch.Tensor) -> torch.Tensor:
         # Gates and ups apart, so that the other ranks' columns follow each.
         return self._multiply_normed(1, self.gate_up, states).view(len(states), 2, -1)
 
     def add_mlp_output(self, rows: torch.Tensor, states: torch.Tensor) -> None:
-        own = self.rows.gated(rows.view(len(rows), -1), self.down.row_dtype)
+        own = self.rows.gated(rows.view(len(rows), -1), self.down.row_dtype, self.down.order)
         self.down.multiply(own, states, add=True)
 
     def _multiply_normed(
         self, which: int, product: BlockProduct | AdaptedBlocks, states: torch.Tensor
     ) -> torch.Tensor:
-        own = self.rows.norm(states, *self.norms[which], product.row_dtype)
+        own = self.rows.norm(states, *self.norms[which], product.row_dtype, product.order)
         return product.multiply(own, self.scratch.take(len(states), product.out_features))
 
 
 def _merged(products: tuple[Any, ...]) -> BlockProduct:
     """Layers with the same input as one product, their outputs one after the other; panels are not copied."""
-    return BlockProduct([each.panels for each in products], [each.bias for each in products])
+    panels, biases = [each.panels for each in products], [each.bias for each in products]
+    return BlockProduct(panels, biases, products[0].product.order)
+
+
+def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
 
 
 def fuse_block_layers(model: nn.Module) -> int:
@@ -133,8 +139,11 @@ def fuse_block_layers(model: nn.Module) -> int:
         if not all(isinstance(each, BlockLinear) for each in products):
             return None
         for group in (merged, gate_up):
-            if len({each.product.row_dtype for each in group}) > 1:
-                return None
+            first = group[0].product
+            for each in group[1:]:
+                other = each.product
+                if other.row_dtype != first.row_dtype or not _same(other.order, first.order):
+                    return None
         return BlockLayer(parts, kernels, rows, scratch)
 
     return replace_layers(model, fused)

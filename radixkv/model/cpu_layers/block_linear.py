@@ -19,6 +19,8 @@ from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
 from radixkv_kernels.cpu.linear.block_rows import BlockRows
 
+_Array = np.ndarray[Any, Any]
+
 
 class BlockLinear(StoredProduct):
     """`y = x W^T + b`; [..., in] float32 -> [..., out] float32.
@@ -27,21 +29,23 @@ class BlockLinear(StoredProduct):
         panels: the weight.
         bias: float32 [out] or None.
         rows: shared by all layers of a model.
+        inputs: for each column of the panels, the input; None: the same.
     """
 
-    def __init__(self, panels: BlockPanels, bias: torch.Tensor | None, rows: BlockRows) -> None:
+    def __init__(
+        self, panels: BlockPanels, bias: torch.Tensor | None, rows: BlockRows, inputs: _Array | None = None
+    ) -> None:
         super().__init__(panels.in_features, panels.out_features)
         self.panels, self.bias, self.rows = panels, bias, rows
-        self.product = BlockProduct([panels], [bias])
+        self.product = BlockProduct([panels], [bias], _order(inputs))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         rows = inputs.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         out = torch.empty(len(rows), self.out_features)
-        return self.product.multiply(self.rows.quantize(rows, self.product.row_dtype), out).view(
-            *inputs.shape[:-1], self.out_features
-        )
+        own = self.rows.quantize(rows, self.product.row_dtype, self.product.order)
+        return self.product.multiply(own, out).view(*inputs.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self.panels.format.name}"
@@ -60,28 +64,29 @@ class ReorderedBlocks(StoredProduct):
 
     def __init__(
         self, panels: list[BlockPanels], bias: torch.Tensor | None, rows: BlockRows,
-        inputs: np.ndarray[Any, Any] | None = None, outputs: np.ndarray[Any, Any] | None = None,
+        inputs: _Array | None = None, outputs: _Array | None = None,
     ) -> None:  # fmt: skip
         super().__init__(panels[0].in_features, sum(each.out_features for each in panels))
         self.rows = rows
         sizes = [each.out_features for each in panels]
         biases = [None] * len(panels) if bias is None else list(bias.split(sizes))
-        self.product = BlockProduct(panels, biases)
-        self.inputs = None if inputs is None else torch.from_numpy(inputs)
+        self.product = BlockProduct(panels, biases, _order(inputs))
         self.outputs = None if outputs is None else torch.from_numpy(outputs)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        rows = inputs.reshape(-1, self.in_features)
-        rows = rows.contiguous() if self.inputs is None else rows[:, self.inputs]
-        out = self.product.multiply(
-            self.rows.quantize(rows, self.product.row_dtype), torch.empty(len(rows), self.out_features)
-        )
+        rows = inputs.reshape(-1, self.in_features).contiguous()
+        own = self.rows.quantize(rows, self.product.row_dtype, self.product.order)
+        out = self.product.multiply(own, torch.empty(len(rows), self.out_features))
         if self.outputs is not None:
             out = out[:, self.outputs]
         return out.view(*inputs.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def _order(inputs: _Array | None) -> torch.Tensor | None:
+    return None if inputs is None else torch.from_numpy(inputs.astype(np.int32))
 
 
 class BlockEmbedding(torch.nn.Module):

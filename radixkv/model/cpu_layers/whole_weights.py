@@ -58,8 +58,8 @@ class FileProduct(WholeProduct):
         return FileProduct(self._tensors, self.in_features, order, self._inputs, bias, self._rows)
 
     def packed(self) -> StoredProduct:
-        if len(self._tensors) == 1 and self._inputs is None:
-            return BlockLinear(self._panels(0, self._order), self.bias, self._rows)
+        if len(self._tensors) == 1:
+            return BlockLinear(self._panels(0, self._order), self.bias, self._rows, self._inputs)
         order = np.arange(self.out_features) if self._order is None else self._order
         used = np.sort(order)
         outputs = np.searchsorted(used, order)
@@ -185,8 +185,8 @@ class CheckpointProduct(WholeProduct):
             return None
         order = self._order if len(blocks) == 1 else None
         panels = [BlockPanels(each.number, each.rows, order, factor=each.factor) for each in blocks]
-        if len(panels) == 1 and inputs is None:
-            return BlockLinear(panels[0], self.bias, self._rows)
+        if len(panels) == 1:
+            return BlockLinear(panels[0], self.bias, self._rows, inputs)
         return ReorderedBlocks(panels, self.bias, self._rows, inputs)
 
 

@@ -214,13 +214,18 @@ class BlockProduct:
     Args:
         sections: weights with the same inputs, in the order of their outputs; all made for one method.
         biases: float32 [out] of each section, or None; None: there are none.
+        order: int32 [in], for each input of the sections, the column of the rows that `BlockRows` was given;
+            None: the same.
 
     Raises:
         ValueError: sections that differ in their inputs or methods.
     """
 
     def __init__(
-        self, sections: Sequence[BlockPanels], biases: Sequence[torch.Tensor | None] | None = None
+        self,
+        sections: Sequence[BlockPanels],
+        biases: Sequence[torch.Tensor | None] | None = None,
+        order: torch.Tensor | None = None,
     ) -> None:
         method, form = sections[0].method, sections[0].format
         self.in_features = sections[0].in_features
@@ -230,6 +235,7 @@ class BlockProduct:
             raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
         #: Of the rows that it multiplies, for `BlockRows`.
         self.row_dtype = torch.bfloat16 if form.is_float else torch.int8
+        self.order = order
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [format_kernel(each.format.number, method) for each in sections]
@@ -262,7 +268,7 @@ class BlockProduct:
         """Multiply rows into out, or with `add` onto the values of `out`; return `out`.
 
         Args:
-            rows: of `BlockRows`, made for `row_dtype`.
+            rows: of `BlockRows`, made for `row_dtype` and in `order`.
             out: float32 [T, out], last dimension contiguous.
         """
         a, count = self._arguments, rows.shape[0]

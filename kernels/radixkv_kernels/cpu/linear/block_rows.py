@@ -36,8 +36,8 @@ GROUP_BYTES, SCALE_AT, LEAST_AT, SUM_AT, HALVES_AT = 64, 32, 36, 40, 44
 #: Bytes after a row: rows a power of two apart would share few sets of the L1 cache.
 _GAP = 64
 # Places in the int64 argument block.
-COUNTER, ROWS, WIDTH, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, WEIGHT, EPSILON = range(9)
-_NUM_ARGUMENTS = 9
+COUNTER, ROWS, WIDTH, INPUT, INPUT_STRIDE, OUTPUT, OUTPUT_STRIDE, WEIGHT, EPSILON, ORDER = range(10)
+_NUM_ARGUMENTS = 10
 #: Rows a thread takes at a time.
 _CHUNK = 8
 #: Elements below which waking the other threads costs more than they save.
@@ -84,7 +84,7 @@ def _kernel(before: int, to_floats: bool) -> Any:
         width = arg[WIDTH]
         weight = f32_row(arg[WEIGHT], width)
         epsilon = as_float(np.int32(arg[EPSILON]))
-        own = np.empty(width, np.float32)
+        own, moved = np.empty(width, np.float32), np.empty(width, np.float32)
         while True:
             begin = take(counter) * _CHUNK
             if begin >= arg[ROWS]:
@@ -101,6 +101,11 @@ def _kernel(before: int, to_floats: bool) -> Any:
                 if before == _GATE:
                     gate_rows(row, f32_row(arg[INPUT] + (r * arg[INPUT_STRIDE] + width) * 4, width), own)
                 done, target = row if before == _NOTHING else own, arg[OUTPUT] + r * arg[OUTPUT_STRIDE]
+                if arg[ORDER]:
+                    order = carray(pointer(arg[ORDER], np.int32), (width,))
+                    for i in range(width):
+                        moved[i] = done[order[i]]
+                    done = moved
                 if to_floats:
                     _store_floats(done, target)
                 else:
@@ -125,6 +130,8 @@ class BlockRows:
 
         int8       uint8 [T, 2 W + 64]
         bfloat16   bfloat16 [T, W + 32]
+
+    `order`, int32 [W], names the column that becomes each one of the result; None: they stay.
     """
 
     def __init__(self) -> None:
@@ -137,22 +144,29 @@ class BlockRows:
         """Of the memory; a larger batch moves it."""
         return self._memory.data_ptr()
 
-    def quantize(self, rows: torch.Tensor, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    def quantize(
+        self, rows: torch.Tensor, dtype: torch.dtype = torch.int8, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """float32 [T, W], last dimension contiguous."""
-        return self._run(_NOTHING, rows, rows.shape[1], dtype)
+        return self._run(_NOTHING, rows, rows.shape[1], dtype, order)
 
     def norm(
-        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype = torch.int8
-    ) -> torch.Tensor:
+        self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype = torch.int8,
+        order: torch.Tensor | None = None,
+    ) -> torch.Tensor:  # fmt: skip
         """`weight * x / sqrt(mean(x ** 2) + epsilon)` of float32 [T, W]; weight float32 [W], contiguous."""
         self._arguments[WEIGHT], self._arguments[EPSILON] = weight.data_ptr(), float_bits(epsilon)
-        return self._run(_NORM, rows, rows.shape[1], dtype)
+        return self._run(_NORM, rows, rows.shape[1], dtype, order)
 
-    def gated(self, rows: torch.Tensor, dtype: torch.dtype = torch.int8) -> torch.Tensor:
+    def gated(
+        self, rows: torch.Tensor, dtype: torch.dtype = torch.int8, order: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """`silu(gate) * up` of float32 [T, 2 W], the gates first."""
-        return self._run(_GATE, rows, rows.shape[1] // 2, dtype)
+        return self._run(_GATE, rows, rows.shape[1] // 2, dtype, order)
 
-    def _run(self, before: int, rows: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    def _run(
+        self, before: int, rows: torch.Tensor, width: int, dtype: torch.dtype, order: torch.Tensor | None
+    ) -> torch.Tensor:
         count, stride = rows.shape[0], width // GROUP * GROUP_BYTES + _GAP
         if self._memory.numel() < count * stride + GROUP_BYTES:
             self._memory = torch.empty(count * stride + GROUP_BYTES, dtype=torch.uint8)
@@ -161,6 +175,7 @@ class BlockRows:
         a = self._arguments
         a[ROWS], a[WIDTH], a[INPUT], a[INPUT_STRIDE] = count, width, rows.data_ptr(), rows.stride(0)
         a[OUTPUT], a[OUTPUT_STRIDE] = out.data_ptr(), stride
+        a[ORDER] = 0 if order is None else order.data_ptr()
         to_floats = dtype == torch.bfloat16
         self._block.run(_kernel(before, to_floats), on_all_threads=count * width >= _SMALL)
         return out.view(torch.bfloat16) if to_floats else out
