@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.figures import write_figures
 from radixkv import LLM, SamplingParams
-from radixkv.sampling.logits_processors import apply_processors
+from radixkv.sampling.logits_processors import apply_processors, by_kind
 
 NUM_REQUESTS, NUM_SAMPLES, MAX_TOKENS = 50, 4, 256
 NUM_ROWS, NUM_ROUNDS, STEPS = 8, 6, 40
@@ -201,7 +201,7 @@ def grammar_work_ms(llm: LLM, schema: dict[str, Any]) -> float:
     for _ in range(100):
         chosen = logits.clone()
         started = time.thread_time()
-        apply_processors(chosen, [[row] for row in rows])
+        apply_processors(chosen, by_kind([[row] for row in rows]))
         spent = time.thread_time() - started
         tokens = torch.softmax(chosen, dim=1).multinomial(1)[:, 0].tolist()
         started = time.thread_time()

@@ -34,9 +34,12 @@ class DeviceCounts:
     def __init__(self) -> None:
         self._table: torch.Tensor | None = None
         self._free: list[int] = []
+        self._latest: tuple[Sequence[TokenCounts], torch.Tensor | None] = (), None
 
     def update(self, members: Sequence[TokenCounts], like: torch.Tensor) -> None:
         """Bring the rows of some counts up to date with their histories. O(tokens since the last call).
+
+        Where the fed tokens proved right, nothing is sent.
 
         Args:
             like: logits [R, V] of the table's device.
@@ -52,34 +55,28 @@ class DeviceCounts:
             changes.append(np.broadcast_to(np.asarray(by, np.int32), own.shape))
 
         for counts in members:
-            fed, is_new = None, counts.place < 0
-            if is_new:
-                counts.place = self._new_row(counts, like)
-            elif counts.fed is not None:
-                chosen, at = counts.fed
+            history, copied, chosen = counts.history, counts.copied, counts.fed
+            is_new = counts.place < 0
+            if chosen is not None:
                 counts.fed = None
-                if chosen:
-                    fed = chosen[at]
-                else:  # its step has failed: nobody knows what it added
+                if not chosen:  # its step has failed: nobody knows what it added
                     assert self._table is not None
                     self._table[counts.place].zero_()
                     is_new = True
-            history, copied = counts.history, counts.copied
+                elif copied < len(history) and history[copied] == chosen[counts.fed_at]:
+                    counts.copied = copied = copied + 1
+                else:
+                    counts.taken_back.append(chosen[counts.fed_at])
+            if counts.place < 0:
+                counts.place = self._new_row(counts, like)
             if is_new:
                 change(counts.place, counts.tokens, counts.counts)
+            elif counts.taken_back or copied < len(history):
+                change(counts.place, counts.taken_back, -1)
+                change(counts.place, history[copied:], 1)
             else:
-                if fed is not None:
-                    if copied < len(history) and history[copied] == fed:
-                        copied += 1
-                    else:
-                        counts.taken_back.append(fed)
-                if counts.taken_back:
-                    change(counts.place, counts.taken_back, -1)
-                if copied < len(history):
-                    change(counts.place, history[copied:], 1)
-            counts.copied = len(history)
-            if counts.taken_back:
-                counts.taken_back = []
+                continue
+            counts.copied, counts.taken_back = len(history), []
         if places:
             self._add(np.array(places, np.int64), np.concatenate(tokens), np.concatenate(changes), like)
 
@@ -95,17 +92,25 @@ class DeviceCounts:
         """
         assert self._table is not None
         for counts, at in zip(members, rows, strict=True):
-            counts.fed = chosen, at
-        places = to_device([counts.place for counts in members], tokens.device)
+            counts.fed, counts.fed_at = chosen, at
+        places = self._places(members, tokens.device)
         self._table.index_put_((places, tokens), torch.ones_like(tokens, dtype=torch.int32), accumulate=True)
 
     def rows(self, members: Sequence[TokenCounts], like: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield counts int32 [N, V] of all members, N at a time, each with the index of its first member."""
         assert self._table is not None
-        places = to_device([counts.place for counts in members], like.device)
+        places = self._places(members, like.device)
         size = max(1, _LOGITS // like.shape[1])
         for start in range(0, len(members), size):
             yield start, self._table.index_select(0, places[start : start + size])
+
+    def _places(self, members: Sequence[TokenCounts], device: torch.device) -> torch.Tensor:
+        """Return rows int64 [len(members)] of the table; those of the latest members are kept."""
+        latest, places = self._latest
+        if places is None or members != latest:
+            places = to_device([counts.place for counts in members], device)
+            self._latest = members, places
+        return places
 
     def _new_row(self, counts: TokenCounts, like: torch.Tensor) -> int:
         """Return a row of zeros, which is free again when the counts are gone."""

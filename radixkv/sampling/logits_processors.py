@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self, cast
 
@@ -148,6 +148,20 @@ class Counting(LogitsProcessor):
         return other
 
 
+def _with_counts(
+    logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Counting], memory: DeviceCounts
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, slice]]:
+    """Yield logits [N, V] of rows, to be changed in place, their counts, and which of `rows` they are."""
+    are_all = len(rows) == len(logits)  # in order
+    where = to_device(rows, logits.device)
+    for start, counts in memory.rows([p.counts for p in processors], logits):
+        part = slice(start, start + len(counts))
+        values = logits[part] if are_all else logits.index_select(0, where[part])
+        yield values, counts, part
+        if not are_all:
+            logits.index_copy_(0, where[part], values)
+
+
 class RepetitionPenalty(Counting):
     """Divides the logits of tokens that were seen, in prompt or output; multiplies negative ones (CTRL)."""
 
@@ -169,12 +183,9 @@ class RepetitionPenalty(Counting):
         cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self], memory: DeviceCounts
     ) -> None:
         penalties = to_device(np.array([p.penalty for p in processors], np.float32)[:, None], logits.device)
-        where = to_device(rows, logits.device)
-        for start, counts in memory.rows([p.counts for p in processors], logits):
-            part = slice(start, start + len(counts))
-            values = logits.index_select(0, where[part])
+        for values, counts, part in _with_counts(logits, rows, processors, memory):
             changed = torch.where(values > 0, values / penalties[part], values * penalties[part])
-            logits.index_copy_(0, where[part], torch.where(counts > 0, changed, values))
+            values.copy_(torch.where(counts > 0, changed, values))
 
 
 class CountPenalty(Counting):
@@ -204,12 +215,9 @@ class CountPenalty(Counting):
     ) -> None:
         numbers = np.array([[p.frequency for p in processors], [p.presence for p in processors]], np.float32)
         frequency, presence = to_device(numbers[..., None], logits.device)
-        where = to_device(rows, logits.device)
-        for start, counts in memory.rows([p.counts for p in processors], logits):
-            part = slice(start, start + len(counts))
-            values = logits.index_select(0, where[part])
+        for values, counts, part in _with_counts(logits, rows, processors, memory):
             changed = values - frequency[part] * counts - presence[part]
-            logits.index_copy_(0, where[part], torch.where(counts > 0, changed, values))
+            values.copy_(torch.where(counts > 0, changed, values))
 
 
 class MinTokens(LogitsProcessor):
@@ -402,7 +410,7 @@ def make_processors(
 def prepare_processors(processors: Sequence[Sequence[LogitsProcessor]]) -> None:
     """Let the active processors of a step's rows do what needs no logits, each kind at once."""
     preparing = [[each for each in own if each.prepares] for own in processors if own]
-    for kind, (_, members) in _by_kind(preparing).items():
+    for kind, (_, members) in by_kind(preparing).items():
         kind.prepare(members)
 
 
@@ -428,19 +436,20 @@ class FedTokens:
         return self.tokens.index_select(0, to_device([order[row] for row in rows], self.tokens.device))
 
 
+#: For each kind of processor the rows, in order, with an active one, and these processors.
+ByKind = Mapping[type[Any], tuple[Sequence[int], Sequence[Any]]]
+
+
 def apply_processors(
-    logits: torch.Tensor,
-    processors: Sequence[Sequence[LogitsProcessor]],
-    memory: DeviceCounts | None = None,
-    fed: FedTokens | None = None,
+    logits: torch.Tensor, kinds: ByKind, memory: DeviceCounts | None = None, fed: FedTokens | None = None
 ) -> None:
-    """Change float32 logits [R, V] in place, row i as `processors[i]` want; those not active are left out.
+    """Change rows of float32 logits [R, V] in place as their processors want.
 
     Args:
+        kinds: see `by_kind`.
         memory: counts of tokens on the device; None: their places are sent.
-        fed: tokens that the host does not know yet, of the same rows; None: there are none.
+        fed: tokens that the host does not know yet, of the R rows; None: there are none.
     """
-    kinds = _by_kind(processors, () if fed is None else fed.places)
     for kind in sorted(kinds, key=lambda kind: kind.stage):
         rows, members = kinds[kind]
         if memory is None or not issubclass(kind, Counting):
@@ -449,20 +458,22 @@ def apply_processors(
         counts = [member.counts for member in members]
         memory.update(counts, logits)
         if fed is not None:
-            late = [i for i, row in enumerate(rows) if fed.places[row] >= 0]
+            late = [row for row in rows if fed.places[row] >= 0]
+            if len(late) < len(rows):
+                counts = [own for own, row in zip(counts, rows, strict=True) if fed.places[row] >= 0]
             if late:
-                own = fed.tokens_of([rows[i] for i in late])
-                memory.feed([counts[i] for i in late], fed.chosen, [fed.places[rows[i]] for i in late], own)
+                memory.feed(counts, fed.chosen, [fed.places[row] for row in late], fed.tokens_of(late))
         kind.apply_counted(logits, rows, members, memory)
 
 
-def _by_kind(
+def by_kind(
     processors: Sequence[Sequence[LogitsProcessor]], places: Sequence[int] = ()
 ) -> dict[type[Any], tuple[list[int], list[Any]]]:
     """Return for each kind the rows with an active processor of it, and these processors.
 
     Args:
-        places: see `FedTokens`: a token to come makes kinds that count active.
+        processors: of each row.
+        places: of each row, see `FedTokens`: a token to come makes kinds that count active; empty: none is.
     """
     kinds: dict[type[Any], tuple[list[int], list[Any]]] = {}
     for row, own in enumerate(processors):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -31,9 +31,9 @@ from radixkv.sampling.device_draws import choose_on_device
 from radixkv.sampling.draws import draw
 from radixkv.sampling.logits_processors import (
     FedTokens,
-    LogitsProcessor,
     TokenMask,
     apply_processors,
+    by_kind,
     prepare_processors,
 )
 from radixkv.sampling.sampling_params import SamplingParams
@@ -190,17 +190,20 @@ class Sampling:
             while remaining:
                 # After the end of a complete output, nothing is chosen.
                 going_on = remaining if depth == 0 else [i for i in remaining if not states[i].is_complete]
-                active = [i for i in going_on if self._is_active(i, states[i].processors)]
-                processors = {i: self._without_masks(self.starts[i] + depth, states[i]) for i in active}
-                if self.masks:
-                    active = [i for i in active if self._is_active(i, processors[i])]
-                rows = [self.starts[i] + depth for i in active]
-                if rows or not self._by_kernel:
-                    block = self._raw_rows(rows)
-                    changing = [processors[i] for i in active]
-                    apply_processors(block, changing, self._memory, self._fed_rows(active))
-                    for row in rows:
-                        self.places[row] = len(self.places)
+                places = () if self._fed is None else [self._fed.places[i] for i in going_on]
+                kinds = by_kind([states[i].processors for i in going_on], places)
+                if self._by_kernel:
+                    self._take_masks([self.starts[i] + depth for i in going_on], kinds)
+                changed = sorted({i for own, _ in kinds.values() for i in own})
+                if len(changed) < len(going_on):
+                    at = {i: row for row, i in enumerate(changed)}
+                    kinds = {kind: ([at[i] for i in own], each) for kind, (own, each) in kinds.items()}
+                    going_on = [going_on[i] for i in changed]
+                if going_on:
+                    rows = [self.starts[i] + depth for i in going_on]
+                    block = _copy(self.raw, [self._at[row] for row in rows]).float()
+                    apply_processors(block, kinds, self._memory, self._fed_rows(going_on))
+                    self.places.update(zip(rows, itertools.count(len(self.places)), strict=False))
                     blocks.append(block)
                 # Where a processor has failed nothing is allowed, and no run gets further.
                 remaining = [
@@ -218,31 +221,18 @@ class Sampling:
             return self.raw.new_empty(0, self.raw.shape[1], dtype=torch.float32)
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
-    def _without_masks(self, row: int, state: SamplingState) -> Sequence[LogitsProcessor]:
-        """Leave masks to the kernel, where it chooses; return the other processors of a row."""
-        if not self._by_kernel:
-            return state.processors
-        masks = [each for each in state.processors if isinstance(each, TokenMask)]
-        if masks:
-            bits = [mask.bits(self.raw.shape[1]) for mask in masks]
-            self.masks[row] = bits[0] if len(bits) == 1 else np.bitwise_and.reduce(bits)
-            return [each for each in state.processors if not isinstance(each, TokenMask)]
-        return state.processors
-
-    def _raw_rows(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return a float32 copy of some rows of the model's logits [len(rows), V]."""
-        return _copy(self.raw, [self._at[row] for row in rows]).float()
-
-    def _is_active(self, request: int, processors: Sequence[LogitsProcessor]) -> bool:
-        """Return True if processors change a request's logits, or will once its token is counted."""
-        is_fed = self._fed is not None and self._fed.places[request] >= 0
-        return (is_fed and bool(processors)) or any(processor.is_active for processor in processors)
+    def _take_masks(self, rows: Sequence[int], kinds: dict[type[Any], tuple[list[int], list[Any]]]) -> None:
+        """Leave masks to the kernel, which chooses: take them out of the processors of some rows."""
+        for kind in [kind for kind in kinds if issubclass(kind, TokenMask)]:
+            for i, mask in zip(*kinds.pop(kind), strict=True):
+                bits, row = mask.bits(self.raw.shape[1]), rows[i]
+                self.masks[row] = self.masks[row] & bits if row in self.masks else bits
 
     def _fed_rows(self, requests: Sequence[int]) -> FedTokens | None:
         """Return the tokens that the host does not know of some requests; None: it knows all."""
         fed = self._fed
-        if fed is None:
-            return None
+        if fed is None or len(requests) == len(self.requests):
+            return fed
         places = [fed.places[i] for i in requests]
         late = [i for i, place in zip(requests, places, strict=True) if place >= 0]
         return FedTokens(fed.chosen, places, fed.tokens_of(late)) if late else None
@@ -260,14 +250,13 @@ class Sampling:
     def _choose_on_host(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens int64 [R], and where there are none: bool [R]."""
         # The maximum of a row with a NaN is NaN; one of infinity leaves nothing to compare with.
-        if len(self.places) < len(self.raw):
+        if list(self.places) == list(range(len(self.raw))):
+            best, tokens = self.processed.max(dim=1)
+        else:
             best, tokens = self.raw.max(dim=1)
             if self.places:
                 changed = list(self.places)
                 best[changed], tokens[changed] = self.processed.max(dim=1)
-        else:
-            order = [self.places[row] for row in range(len(self.raw))]
-            best, tokens = (column[order] for column in self.processed.max(dim=1))
         if self.drawing:
             rows, params, numbers = zip(*self.drawing, strict=True)
             drawn = draw(self._changed_rows(rows), params, numbers)

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import attrgetter
 
 import numpy as np
 
 from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, make_processors
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.token_counts import TokenIds
+
+# Asked of every row in every step: half the time of a generator's.
+_is_complete, _waits_for_token = attrgetter("is_complete"), attrgetter("waits_for_token")
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -73,12 +77,12 @@ class SamplingState:
     @property
     def is_complete(self) -> bool:
         """True if the output ends with the last accepted token: its grammar allows nothing more."""
-        return any(processor.is_complete for processor in self.processors)
+        return any(map(_is_complete, self.processors))
 
     @property
     def waits_for_token(self) -> bool:
         """True if no step may run ahead of the next token: the logits after it depend on which that is."""
-        return any(processor.waits_for_token for processor in self.processors)
+        return any(map(_waits_for_token, self.processors))
 
     @property
     def failure(self) -> str | None:

@@ -30,8 +30,9 @@ class TokenCounts:
         copied: how many of them a copy has counted, if there is one (`DeviceCounts`).
         taken_back: tokens that the copy has counted, too, and that were taken away again.
         place: row of the copy; -1: there is none.
-        fed: what the copy has counted before the host knew it: list of a step's tokens, empty until they are
-            known, and the place there; None: nothing.
+        fed: of what the copy has counted before the host knew it: list of a step's tokens, empty until they
+            are known; None: nothing.
+        fed_at: the place there.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class TokenCounts:
         "_where",
         "copied",
         "fed",
+        "fed_at",
         "history",
         "place",
         "taken_back",
@@ -58,7 +60,8 @@ class TokenCounts:
         self.copied = 0
         self.taken_back: list[int] = []
         self.place = -1
-        self.fed: tuple[list[int], int] | None = None
+        self.fed: list[int] | None = None
+        self.fed_at = 0
 
     @classmethod
     def of(cls, token_ids: TokenIds) -> TokenCounts:

@@ -22,6 +22,7 @@ from radixkv.sampling.logits_processors import (
     LogitsProcessor,
     TokenMask,
     apply_processors,
+    by_kind,
     make_processors,
 )
 from radixkv.sampling.sampler import sample, sample_runs
@@ -114,7 +115,7 @@ def follow(processor: Any, history: list[int], generated: list[int]) -> None:
 def check(processor: LogitsProcessor, kind: str, generated: list[int]) -> None:
     logits = random_logits(1)
     expected = KINDS[kind][1](logits[0].tolist(), generated)
-    apply_processors(logits, [[processor]])
+    apply_processors(logits, by_kind([[processor]]))
     torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-6, atol=1e-6)
     if not processor.is_active:
         assert torch.equal(logits, random_logits(1))
@@ -138,8 +139,8 @@ def test_accepting_and_rolling_back_equals_computing_anew(kind: str, history: li
     for token in generated:
         fresh.accept(token)
     logits, same = random_logits(1), random_logits(1)
-    apply_processors(logits, [[processor]])
-    apply_processors(same, [[fresh]])
+    apply_processors(logits, by_kind([[processor]]))
+    apply_processors(same, by_kind([[fresh]]))
     assert torch.equal(logits, same)
 
 
@@ -167,10 +168,10 @@ def test_many_rows_at_once_equal_each_alone(rows: list[tuple[set[str], list[int]
             follow(processor, history, [])
         batch.append(own)
     logits = random_logits(len(rows))
-    apply_processors(logits, batch)
+    apply_processors(logits, by_kind(batch))
     for i, own in enumerate(batch):
         alone = random_logits(len(rows))[i : i + 1]
-        apply_processors(alone, [own])
+        apply_processors(alone, by_kind([own]))
         assert torch.equal(logits[i], alone[0])
 
 
@@ -192,7 +193,7 @@ def test_kinds_are_applied_in_their_order() -> None:
         expected = logits[0].tolist()
         for change in (biased, repetition, counted, held_open):
             expected = change(expected, generated)
-        apply_processors(logits, [list(state.processors)[::order]])
+        apply_processors(logits, by_kind([list(state.processors)[::order]]))
         torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -369,8 +370,8 @@ def test_counts_on_the_device_change_the_same_logits(data: st.DataObject) -> Non
             alive.append([processor.fork() for processor in alive[0]])
         logits = random_logits(len(alive))
         expected = logits.clone()
-        apply_processors(expected, alive)
-        apply_processors(logits, alive, memory)
+        apply_processors(expected, by_kind(alive))
+        apply_processors(logits, by_kind(alive), memory)
         assert torch.equal(logits, expected)
         # A step ahead of the tokens of some.
         late = [i for i in range(len(alive)) if data.draw(st.booleans())]
@@ -379,13 +380,16 @@ def test_counts_on_the_device_change_the_same_logits(data: st.DataObject) -> Non
         places = [late.index(i) if i in late else -1 for i in range(len(alive))]
         logits, expected = random_logits(len(alive)), random_logits(len(alive))
         apply_processors(
-            logits, alive, memory, FedTokens(told, places, torch.tensor(tokens, dtype=torch.int64))
+            logits,
+            by_kind(alive, places),
+            memory,
+            FedTokens(told, places, torch.tensor(tokens, dtype=torch.int64)),
         )
         ahead = [[processor.fork() for processor in own] for own in alive]
         for i, token in zip(late, tokens, strict=True):
             for processor in ahead[i]:
                 processor.accept(token)
-        apply_processors(expected, ahead)
+        apply_processors(expected, by_kind(ahead))
         assert torch.equal(logits, expected)
         if data.draw(st.booleans()):  # else the step failed, or nobody got its tokens
             told += tokens
