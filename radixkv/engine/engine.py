@@ -43,7 +43,7 @@ from radixkv.engine.output_processor import StepResult
 from radixkv.engine.runner import GivesMemoryBack, Runner
 from radixkv.engine.served_model import ServedModel
 from radixkv.engine.startup import EngineSummary
-from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline, entries_that_go_on
+from radixkv.engine.step_pipeline import LaunchedStep, StepFailedError, StepPipeline
 from radixkv.engine.weights import (
     TAGS,
     NewWeights,
@@ -485,10 +485,8 @@ class Engine:
         """Plan the step after one that runs; None: its tokens must be known first."""
         if self._faults.next_alone is not None:
             return None
-        found = entries_that_go_on(batch.entries, None if self._drafter is None else self._drafter.guessing)
-        if found is None:
-            return None
-        return self._checked(self.scheduler.schedule_ahead(found.entries, found.num_ending, found.num_idle))
+        guessing = None if self._drafter is None else self._drafter.guessing
+        return self._checked(self.scheduler.schedule_ahead(batch, guessing))
 
     def _checked(self, batch: Batch | None) -> Batch | None:
         """Return a planned batch with the length classes of its requests."""

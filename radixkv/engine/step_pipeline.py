@@ -81,13 +81,24 @@ class LaunchedStep:
         if self.fed is None or self.error is not None:
             return
         chosen, places = self.fed.chosen, self.fed.places
-        fed = [chosen[place] if chosen else -1 for place in places]
+        fed = [chosen[place] for place in places] if chosen else [-1] * len(places)
         batch, entries = self.batch, self.batch.entries
-        stays = [_goes_on(entry, fed[i]) for i, entry in enumerate(entries[: len(places)])]
-        stays += [_chunk_goes_on(entry) for entry in entries[len(places) :]]
-        sampled = [i for i, entry in enumerate(entries) if entry.samples]
-        self.kept = kept = [row for row, i in enumerate(sampled) if stays[i]]
+        # A decode goes on if its request has got just the token that was fed, a chunk if its prompt has been
+        # computed up to it.
+        stays = [
+            (request := entry.request).lease is not None
+            and request.num_computed == (start := entry.start)
+            and request.num_tokens == start + 1
+            and request.last_token == token
+            for entry, token in zip(entries, fed, strict=False)
+        ]
+        stays += [
+            entry.request.lease is not None and entry.request.num_computed == entry.start
+            for entry in entries[len(places) :]
+        ]
         if not all(stays):
+            sampled = [stayed for entry, stayed in zip(entries, stays, strict=True) if entry.samples]
+            self.kept = kept = [row for row, stayed in enumerate(sampled) if stayed]
             counts = [entry.count for entry in entries]
             self.batch = replace(
                 batch,
@@ -122,8 +133,9 @@ def launch(
     """
     fed = None if after is None else _feed(batch, after)
     step = LaunchedStep(batch, started, runner.execute(batch), fed=fed)
-    rows: list[int] = []  # of the logits, the first of each request
-    for entry, _, end in batch.logit_spans():
+    step.requests = [entry.request for entry in batch.entries[: batch.num_rows]]
+    rows = list(range(batch.num_rows))  # of the logits, the first of each request
+    for entry, _, end in batch.logit_spans(batch.num_rows):
         if not entry.samples:
             continue
         request = entry.request
@@ -139,7 +151,9 @@ def launch(
     if keeps_logits and step.logits.device.type == "cpu" and step.logits.itemsize == 4:
         step.logits = step.logits.clone()
     if rows:
-        guesses = [step.drafts[request].draft if request in step.drafts else () for request in step.requests]
+        guesses: list[abc.Sequence[int]] = [()] * len(rows)
+        if step.drafts:
+            guesses = [step.drafts[one].draft if one in step.drafts else () for one in step.requests]
         if fed is not None:  # prompts that end with the step come after its decodes
             fed = replace(fed, places=[*fed.places, *[-1] * (len(rows) - len(fed.places))])
         step.sampling = Sampling(step.logits, rows, step.requests, guesses, fed, memory)
@@ -151,32 +165,21 @@ def _feed(batch: Batch, after: LaunchedStep) -> FedTokens:
     sampling = after.sampling
     if not batch.num_rows or sampling is None:
         return FedTokens([], [], after.logits.new_empty(0, dtype=torch.int64))
-    places = {request.arrival_order: row for row, request in enumerate(after.requests)}
-    kept = range(len(places)) if after.kept is None else after.kept
-    fed = batch.entries[: batch.num_rows]
-    rows = [sampling.starts[kept[places[entry.request.arrival_order]]] for entry in fed]
+    fed = [entry.request for entry in batch.entries[: batch.num_rows]]
+    rows = list(sampling.starts)
+    if after.kept is not None:
+        rows = [rows[at] for at in after.kept]
+    if after.requests[: len(fed)] == fed:
+        rows = rows[: len(fed)]
+    else:
+        places = dict(zip(after.requests, rows, strict=True))
+        rows = [places[request] for request in fed]
     tokens = sampling.tokens
     chosen = batch.fed_tokens = tokens.index_select(0, to_device(rows, tokens.device))
     if batch.num_rows < batch.num_tokens:
         known = to_device(batch.token_ids[batch.num_rows :], tokens.device)
         batch.fed_tokens = torch.cat([chosen, known])
     return FedTokens(sampling.first_chosen, rows, chosen)
-
-
-def _goes_on(entry: Entry, fed: int) -> bool:
-    """Return True if the request of a step launched ahead has got just the token that was fed."""
-    request = entry.request
-    return (
-        request.lease is not None
-        and request.num_computed == entry.start
-        and request.num_tokens == entry.start + 1
-        and request.last_token == fed
-    )
-
-
-def _chunk_goes_on(entry: Entry) -> bool:
-    """Return True if the prompt of a chunk launched ahead has been computed up to it."""
-    return entry.request.lease is not None and entry.request.num_computed == entry.start
 
 
 class StepPipeline:
@@ -276,64 +279,3 @@ class StepPipeline:
     def discard(self) -> None:
         """Give up the step that runs ahead: nothing of it was given out."""
         self._ahead = None
-
-
-#: Of a step's requests, one in so many may have a draft: they sit out a step that is launched ahead.
-_IDLE_SHARE = 8
-
-
-@dataclass(slots=True)
-class GoingOn:
-    """Entries that follow a step that still runs.
-
-    Attributes:
-        entries: decodes and chunks whose requests go on.
-        num_ending: requests that end with the step.
-        num_idle: requests with drafts: how many tokens they get is known after the step.
-    """
-
-    entries: list[Entry]
-    num_ending: int = 0
-    num_idle: int = 0
-
-
-def entries_that_go_on(
-    entries: abc.Sequence[Entry], guessing: Callable[[abc.Sequence[Entry]], set[Sequence]] | None = None
-) -> GoingOn | None:
-    """Return what follows a step; None: some of its tokens must be known first.
-
-    The tokens must be known where logits depend on them (grammars, say), where forks begin, and where many
-    requests have drafts.
-
-    Args:
-        guessing: requests of some decodes whose next tokens would be guessed; None: there are no guesses.
-    """
-    found = GoingOn([])
-    for entry in entries:
-        request = entry.request
-        if not entry.samples:
-            if entry.num_logits or request.params.samples_nothing:
-                return None
-            found.entries.append(entry)
-            continue
-        if request.num_forks or request.sampling_state.waits_for_token:
-            return None
-        if entry.draft:
-            found.num_idle += 1
-        elif entry.num_logits != 1:
-            return None
-        elif request.num_output_tokens + 1 < request.grows_until:
-            found.entries.append(entry)
-        else:
-            found.num_ending += 1
-    most = len(entries) // _IDLE_SHARE
-    if found.num_idle > most:
-        return None
-    if guessing is not None:
-        guessed = guessing([entry for entry in found.entries if entry.samples])
-        found.num_idle += len(guessed)
-        if found.num_idle > most:
-            return None
-        if guessed:
-            found.entries = [entry for entry in found.entries if entry.request not in guessed]
-    return found

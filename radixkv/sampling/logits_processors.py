@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from radixkv.sampling.device_arrays import to_device
 from radixkv.sampling.device_counts import DeviceCounts
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.token_counts import TokenCounts, TokenIds
+
+#: More tokens than any output has.
+NEVER = sys.maxsize
 
 
 class LogitsProcessor(ABC):
@@ -45,9 +49,12 @@ class LogitsProcessor(ABC):
         """True if `apply` would change anything now."""
 
     @property
-    def waits_for_token(self) -> bool:
-        """True if the logits after the next token depend on which that is; else a step may run ahead."""
-        return True
+    def waits_in(self) -> int:
+        """Tokens after which no step may run ahead of the next one, as the logits after it depend on it.
+
+        0: the next token is such a one.
+        """
+        return 0
 
     @property
     def is_complete(self) -> bool:
@@ -106,8 +113,8 @@ class LogitBias(LogitsProcessor):
         return len(self.tokens) > 0
 
     @property
-    def waits_for_token(self) -> bool:
-        return False
+    def waits_in(self) -> int:
+        return NEVER
 
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
@@ -126,8 +133,8 @@ class Counting(LogitsProcessor):
         return bool(self.counts)
 
     @property
-    def waits_for_token(self) -> bool:
-        return False  # it is counted on the device, by `apply_counted`
+    def waits_in(self) -> int:
+        return NEVER  # it is counted on the device, by `apply_counted`
 
     @classmethod
     @abstractmethod
@@ -235,8 +242,8 @@ class MinTokens(LogitsProcessor):
         return self.num_generated < self.least and len(self.ends) > 0
 
     @property
-    def waits_for_token(self) -> bool:
-        return self.num_generated + 1 == self.least
+    def waits_in(self) -> int:
+        return self.least - 1 - self.num_generated if self.num_generated < self.least else NEVER
 
     @classmethod
     def apply(cls, logits: torch.Tensor, rows: Sequence[int], processors: Sequence[Self]) -> None:
@@ -278,8 +285,8 @@ class AllowedTokens(TokenMask):
         return True
 
     @property
-    def waits_for_token(self) -> bool:
-        return False
+    def waits_in(self) -> int:
+        return NEVER
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         return next((i for i, token in enumerate(token_ids) if token not in self.allowed), len(token_ids))
@@ -328,8 +335,8 @@ class BadWords(LogitsProcessor):
         return len(self._ruled_out()) > 0
 
     @property
-    def waits_for_token(self) -> bool:
-        return self.lengths[-1] > 0
+    def waits_in(self) -> int:
+        return 0 if self.lengths[-1] else NEVER
 
     def num_allowed(self, token_ids: Sequence[int]) -> int:
         count = 0

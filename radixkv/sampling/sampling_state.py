@@ -8,12 +8,12 @@ from operator import attrgetter
 
 import numpy as np
 
-from radixkv.sampling.logits_processors import GrammarState, LogitsProcessor, make_processors
+from radixkv.sampling.logits_processors import NEVER, GrammarState, LogitsProcessor, make_processors
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.sampling.token_counts import TokenIds
 
-# Asked of every row in every step: half the time of a generator's.
-_is_complete, _waits_for_token = attrgetter("is_complete"), attrgetter("waits_for_token")
+# The first is asked of every row in every step: half the time of a generator's.
+_is_complete, _waits_in = attrgetter("is_complete"), attrgetter("waits_in")
 
 #: Philox makes this many numbers at a time.
 _NUMBERS_PER_BLOCK = 4
@@ -80,9 +80,9 @@ class SamplingState:
         return any(map(_is_complete, self.processors))
 
     @property
-    def waits_for_token(self) -> bool:
-        """True if no step may run ahead of the next token: the logits after it depend on which that is."""
-        return any(map(_waits_for_token, self.processors))
+    def waits_in(self) -> int:
+        """Tokens after which no step may run ahead of the next one; see `LogitsProcessor.waits_in`."""
+        return min(map(_waits_in, self.processors), default=NEVER)
 
     @property
     def failure(self) -> str | None:

@@ -48,6 +48,8 @@ class Entry:
         block_table: of its lease, for a row, which is kept from step to step (`radixkv.scheduling.running`);
             other entries' are looked up when the batch is built.
         slot_offset: slot - position of a row's token.
+        until: the first position at which the row after this one has to be looked at: it needs another block,
+            say, or its request ends there; 0: at once.
         draft: the last tokens of the range when they are a guess: the request has not got them, their K/V is
             not committed, and the step's logits tell which of them are right.
     """
@@ -63,6 +65,7 @@ class Entry:
     draft: abc.Sequence[int] = ()
     block_table: npt.NDArray[np.int32] | None = None
     slot_offset: int = 0
+    until: int = 0
 
     @property
     def end(self) -> int:

@@ -79,15 +79,15 @@ class RunningRequests:
             tenant_of(request.namespace) == tenant for request in self._background.values()
         )
 
-    def rows_by_tenant(self) -> dict[str, int]:
-        """Number of rows of each running tenant, 0 included, without background requests.
+    def num_by_tenant(self, without: Iterable[Sequence]) -> dict[str, int]:
+        """Number of running requests of each tenant, 0 included, without some and without background ones.
 
-        O(tenants + requests that are no rows + background requests).
+        O(tenants + requests that are left out + background requests).
         """
         counts = dict(self._num_by_tenant)
         for request in self._background.values():
             counts[tenant_of(request.namespace)] -= 1
-        for request in self._without_row.values():
+        for request in without:
             if not request.is_background:
                 counts[tenant_of(request.namespace)] -= 1
         return counts

@@ -23,7 +23,7 @@ Everything that is decided for a step is in one `StepPlan`, made by `schedule` a
 
 from __future__ import annotations
 
-from collections import Counter, abc
+from collections import abc
 from collections.abc import Callable, Iterable
 
 from radixkv.cache.keys import NamespaceName
@@ -46,6 +46,8 @@ from radixkv.scheduling.waiting_queue import WaitingQueue
 
 #: Beside other requests, background prompts get at most this part of a step's tokens: one in four.
 BACKGROUND_SHARE = 4
+#: Of a step's requests, one in so many may have a draft: they sit out a step that is planned ahead.
+_IDLE_SHARE = 8
 
 
 def in_two(requests: abc.Iterable[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
@@ -254,7 +256,7 @@ class Scheduler:
         return plan
 
     def schedule_ahead(
-        self, entries: abc.Sequence[Entry], num_ending: int, num_idle: int = 0
+        self, step: Batch, guessing: Callable[[abc.Sequence[Entry]], set[Sequence]] | None = None
     ) -> Batch | None:
         """Plan the step after one that still runs; None: the tokens of that one must be known first.
 
@@ -269,76 +271,112 @@ class Scheduler:
         in no prefix. The next owner of the block, a later step or a load from a tier, writes to it after step
         n + 1, as runners execute calls in order.
 
+        The tokens must be known where logits depend on them (grammars, say), where forks begin, and where
+        many requests have drafts; a few of these sit the step out.
+
         Waiting requests join while there are slots (`_join`). One that takes the slot of a request that ends
         with step n does so a step later than it could, and no device stands idle for it.
 
         Args:
-            entries: decodes and chunks of the running step that go on.
-            num_ending: requests of that step that end with it.
-            num_idle: requests of that step that are not in this one.
+            step: the one that still runs.
+            guessing: requests of some decodes whose next tokens would be guessed; None: there are no guesses.
         """
         running, waiting = self._running, self._waiting
-        if not entries or len(entries) + num_ending + num_idle != len(running):
-            return None
-        joins = False
+        joins = len(waiting) > 0 and len(running) < self.max_num_seqs
         if len(waiting):
-            joins = len(running) < self.max_num_seqs
-            if (joins or num_ending) and not self._may_join:
+            if joins and not self._may_join:
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_foreground_of) is not None:
                 return None
             if running.background and waiting.num_foreground:
                 return None
-        size, rows = self.cache.block_size, []
-        prompts = [entry for entry in entries if not entry.samples]
-        plan = self._plan_ahead(len(entries) - len(prompts), len(prompts))
+        rows: list[Entry] = []
+        prompts: list[Entry] = []
+        ending: list[Sequence] = []
+        idle: list[Sequence] = []
+        for entry in step.entries:
+            request, start = entry.request, entry.start + 1
+            if start < entry.until:
+                row = Entry(request, start, 1, 0, 0, True, 1)
+                row.block_table, row.slot_offset, row.until = (
+                    entry.block_table,
+                    entry.slot_offset,
+                    entry.until,
+                )
+                rows.append(row)
+            elif not entry.samples:
+                if entry.num_logits or request.params.samples_nothing:
+                    return None
+                prompts.append(entry)
+            elif request.num_forks or not request.sampling_state.waits_in:
+                return None
+            elif entry.draft:
+                idle.append(request)
+            elif entry.num_logits != 1:
+                return None
+            elif request.num_output_tokens + 1 < request.grows_until:
+                next_row = self._row_ahead(entry)
+                if next_row is None:
+                    return None
+                rows.append(next_row)
+            else:
+                ending.append(request)
+        if guessing is not None and rows:
+            guessed = guessing(rows)
+            idle += guessed
+            rows = [row for row in rows if row.request not in guessed] if guessed else rows
+        if not (rows or prompts) or len(idle) > len(step.entries) // _IDLE_SHARE:
+            return None
+        if len(rows) + len(prompts) + len(ending) + len(idle) != len(running):
+            return None
+        if ending and len(waiting) and not self._may_join:
+            return None
+        plan = self._plan_ahead(len(rows), len(prompts))
         if joins:
             plan.set_reserve()
         chunks = self._chunks_ahead(plan, prompts)
         if chunks is None:
             return None
-        for entry in entries:
-            if not entry.samples:
-                continue
-            request, position = entry.request, entry.start + entry.count
-            if request.shares_blocks or not self._reserve_ahead(request, position + 1):
-                return None
-            row = Entry(request, position, 1, samples=True, num_logits=1)
-            # Inside a block its place is that of the token before; a full one may have been deduped since.
-            if position % size > 1 and entry.block_table is not None:
-                row.block_table, row.slot_offset = entry.block_table, entry.slot_offset
-            rows.append(row)
-        for row in rows:
-            if row.block_table is None:
-                request, block = row.request, row.start // size
-                assert request.lease is not None
-                row.block_table = request.lease.block_table
-                row.slot_offset = (int(row.block_table[block]) - block) * size
         if joins:
             joined = self._join(plan)
             if not joined and plan.sequence_slots > 0:
                 return None  # who can't join has to be looked at with all tokens known
             chunks += joined
-        batch = build_batch(rows + chunks, size, len(rows))
+        batch = build_batch(rows + chunks, self.cache.block_size, len(rows))
         if self._states is not None and not self._states.fill(batch, ahead=True):
             return None
-        stats, paying = self.stats, rows
-        if running.background:
-            paying = [row for row in rows if not row.request.is_background]
-        served = Counter([tenant_of(row.request.namespace) for row in paying])
+        stats, others = self.stats, [*ending, *idle, *[chunk.request for chunk in chunks]]
+        for tenant, count in running.num_by_tenant(without=others).items():
+            self.policy.on_served(tenant, count)
         for chunk in chunks:
             if not chunk.request.is_background:
-                served[tenant_of(chunk.request.namespace)] += chunk.count
+                self.policy.on_served(tenant_of(chunk.request.namespace), chunk.count)
             end = min(chunk.end, chunk.request.num_prompt_tokens)
             stats.computed_prompt_tokens += max(0, end - chunk.start)
-        for tenant, count in served.items():
-            self.policy.on_served(tenant, count)
-        for entry in batch.entries:
-            entry.request.last_scheduled_step = stats.num_steps
+            chunk.request.last_scheduled_step = stats.num_steps
         stats.num_steps += 1
         stats.num_steps_ahead += 1
         stats.computed_tokens += batch.num_tokens
         return batch
+
+    def _row_ahead(self, entry: Entry) -> Entry | None:
+        """Return the row after a decode that still runs; None: there is no place for it."""
+        request, position, size = entry.request, entry.start + entry.count, self.cache.block_size
+        if request.shares_blocks or not self._reserve_ahead(request, position + 1):
+            return None
+        lease, block = request.lease, position // size
+        assert lease is not None
+        request.last_scheduled_step = self.stats.num_steps
+        row = Entry(request, position, 1, samples=True, num_logits=1)
+        row.block_table = table = lease.block_table
+        row.slot_offset = (int(table[block]) - block) * size
+        row.until = min(
+            # The block before this one was filled by the token before, and may yet be deduped.
+            (block + 1) * size if position % size else position + 1,
+            position + request.sampling_state.waits_in,
+            request.num_prompt_tokens + request.grows_until - 1,
+        )
+        return row
 
     def _plan_ahead(self, num_rows: int, num_prompts: int) -> StepPlan:
         """Return an empty plan of a step after one that still runs."""
@@ -623,7 +661,7 @@ class Scheduler:
         rows, entries = self._running.rows(), list(plan.entries.values())
         self.stats.num_steps += 1
         self.stats.computed_tokens += len(rows) + sum(entry.count for entry in entries)
-        for tenant, count in self._running.rows_by_tenant().items():
+        for tenant, count in self._running.num_by_tenant(without=self._running.without_row).items():
             self.policy.on_served(tenant, count)
         for entry in entries:
             end = min(entry.start + entry.count, entry.request.num_prompt_tokens)
