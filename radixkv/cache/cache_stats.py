@@ -34,12 +34,14 @@ class CacheStats:
     # Of a model with states: slots in all, of them free, and in the tree as checkpoints; else 0.
     state_slots: int = 0
     free_state_slots: int = 0
-    # Of one that frees its windows: blocks for them; else 0. Both kinds have checkpoints.
+    # Of one that frees its windows: blocks for them; else 0. Both kinds have checkpoints; of a model that is
+    # both, each is a state and a window.
     window_blocks: int = 0
     free_window_blocks: int = 0
     checkpoints: int = 0
     superseded_checkpoints: int = 0  # of these, those whose only hit went on below
     evicted_checkpoints: int = 0  # that made room for others since the start
+    evicted_for_windows: int = 0  # of these, of a model with both, those that made room for blocks of windows
 
 
 def snapshot(capacity: Capacity, leasing: Leasing, num_resets: int) -> CacheStats:

@@ -197,5 +197,4 @@ def _check_states(capacity: Capacity, nodes: list[Node]) -> None:
             assert 0 <= checkpoint.base < at, f"{checkpoint!r} has its base at {checkpoint.base}"
     leases = [lease.states for lease in capacity.leases.values() if lease.states is not None]
     assert not any(states.base.position % GRID for states in leases), "a request goes on from no grid point"
-    held = [slot for states in leases for slot in states.held_slots()]
-    keeper.pool.check([checkpoint.slot for checkpoint in found], held)
+    keeper.check(leases)

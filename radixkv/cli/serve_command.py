@@ -104,15 +104,14 @@ def _banner(summary: Any, host: str, port: int, *, has_key: bool) -> str:
 
 
 def _states_line(summary: Any) -> list[str]:
+    lines = []
     if summary.num_window_blocks:
-        gib = summary.window_bytes / 1024**3
-        return [
-            f"  windows    {summary.num_window_blocks:,} blocks of {summary.block_size} tokens, {gib:.2f} GiB"
-        ]
-    if not summary.num_states:
-        return []
-    gib = summary.state_bytes / 1024**3
-    return [f"  states     {summary.num_states:,} with what running requests add, {gib:.2f} GiB"]
+        gib, size = summary.window_bytes / 1024**3, summary.block_size
+        lines.append(f"  windows    {summary.num_window_blocks:,} blocks of {size} tokens, {gib:.2f} GiB")
+    if summary.num_states:
+        gib = summary.state_bytes / 1024**3
+        lines.append(f"  states     {summary.num_states:,} with what running requests add, {gib:.2f} GiB")
+    return lines
 
 
 def replica_options(command: Callable[..., Any]) -> Callable[..., Any]:

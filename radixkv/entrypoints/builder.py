@@ -187,7 +187,8 @@ def _state_kind(kind: BlockKind, runner: Runner) -> BlockKind | None:
     size = bytes_per_checkpoint(runner)
     if not size:
         return None
-    what = f"states {STATE_FORMAT}" if runner.windows is None else "windows"
+    parts = [f"states {STATE_FORMAT}"] if runner.states is not None else []
+    what = " and ".join(parts if runner.windows is None else [*parts, "windows"])
     return replace(kind, kv_format=f"{what} beside {kind.kv_format}", block_size=GRID, block_bytes=size)
 
 

@@ -19,7 +19,7 @@ from radixkv.cache.prefix_cache import Match
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.checkpoints import Checkpoints
 from radixkv.cache.states.lease_states import NO_SLOT, LeaseStates, StateStep
-from radixkv.cache.states.lease_windows import LeaseWindows
+from radixkv.cache.states.window_checkpoints import StateWindowCheckpoints, WindowCheckpoints
 from radixkv.scheduling.batch import Batch, BatchStates, BatchWindows, Entry, StateSave
 from radixkv.scheduling.running import RunningRequests
 from radixkv.scheduling.sequence import Sequence
@@ -136,14 +136,15 @@ class WindowSteps(StateSteps):
         for entry, first in zip(batch.entries, batch.query_starts.tolist(), strict=False):
             lease = entry.request.lease
             assert lease is not None
-            windows = lease.states
-            assert isinstance(windows, LeaseWindows)
+            assert lease.states is not None
+            windows, base = lease.states.windows, lease.states.base
+            assert windows is not None
             size = lease.tree.block_size
-            if not windows.plan(entry.start + entry.count):
+            if not windows.reach(entry.start + entry.count):
                 assert ahead, f"no block for the window of {entry.request!r}"
                 return False
-            assert windows.base.position <= entry.start, f"{entry!r} begins before {windows.base}"
-            table = np.array(windows.table, np.int32)
+            assert base.position <= entry.start, f"{entry!r} begins before {base}"
+            table = np.array(windows.ids, np.int32)
             tables.append(table)
             at = positions[first : first + entry.count]
             slots[first : first + entry.count] = table[at // size].astype(np.int64) * size + at % size
@@ -151,6 +152,16 @@ class WindowSteps(StateSteps):
         return True
 
 
+class StateWindowSteps(WindowSteps):
+    """Plans the states and the windows of one scheduler's steps."""
+
+    def fill(self, batch: Batch, *, ahead: bool = False) -> bool:
+        """Give a step its tables and states. False: a block or a slot is missing, see above."""
+        return super().fill(batch, ahead=ahead) and StateSteps.fill(self, batch, ahead=ahead)
+
+
 def make_state_steps(keeper: Checkpoints, running: RunningRequests, max_num_seqs: int) -> StateSteps:
-    """Make the planner of a model's windows where they are freed, or of its states."""
-    return (WindowSteps if keeper.frees_windows else StateSteps)(running, max_num_seqs)
+    """Make the planner of a model's windows where they are freed, of its states, or of both."""
+    if isinstance(keeper, StateWindowCheckpoints):
+        return StateWindowSteps(running, max_num_seqs)
+    return (WindowSteps if isinstance(keeper, WindowCheckpoints) else StateSteps)(running, max_num_seqs)

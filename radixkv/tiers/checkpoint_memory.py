@@ -3,6 +3,7 @@
 
 a state     one slot of the states' memory
 a window    its blocks, one after the other; zeros after the fewer ones near the beginning of a text
+both        the state, then the window
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from radixkv.cache.states.checkpoints import Checkpoints
-from radixkv.cache.states.window_checkpoints import WindowCheckpoints
+from radixkv.cache.states.window_checkpoints import StateWindowCheckpoints, WindowCheckpoints
 from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.runner import Runner, StateSlots, WindowBlocks
 from radixkv.model.block_copy import BlockCopy
@@ -83,23 +84,62 @@ class WindowMemory(CheckpointMemory):
         return record
 
     def restore(self, end: int, data: Bytes) -> int | None:
-        size, record = self._keeper.spec.block_bytes, np.frombuffer(data, np.uint8)
+        record = np.frombuffer(data, np.uint8)
         if len(record) != self.num_bytes:
             raise ValueError(f"a window has {self.num_bytes} bytes, not {len(record)}")
         slot = self._keeper.take_window(end)
         if slot is not None:
-            blocks = self._keeper.pool.kept(slot)
             try:
-                rows = record[: len(blocks) * size].reshape(len(blocks), size)
-                self._memory.load(blocks, list(rows))
+                self._fill(slot, record)
             except BaseException:
                 self._keeper.pool.drop(slot)
                 raise
         return slot
 
+    def _fill(self, slot: int, record: npt.NDArray[np.uint8]) -> None:
+        blocks, size = self._keeper.pool.kept(slot), self._keeper.spec.block_bytes
+        self._memory.load(blocks, list(record[: len(blocks) * size].reshape(len(blocks), size)))
+
+
+class StateWindowMemory(WindowMemory):
+    """Checkpoints of models that have states and free their windows."""
+
+    _keeper: StateWindowCheckpoints
+
+    def __init__(self, keeper: StateWindowCheckpoints, states: StateSlots, windows: WindowBlocks) -> None:
+        super().__init__(keeper, windows)
+        self._states = states
+        self.num_bytes += states.bytes_per_slot
+
+    def save(self, slot: int) -> BlockCopy:
+        state = self._states.save([self._keeper.pool.state(slot)])
+        window = super().save(slot)
+        record = np.zeros((1, self.num_bytes), np.uint8)
+
+        def join(row: int) -> None:
+            first, second = state.result().reshape(-1), window.result().reshape(-1)
+            record[0, : first.size] = first
+            record[0, first.size : first.size + second.size] = second
+
+        both = BlockCopy(record, join, reads_pool=False)
+        state.add_done_callback(lambda _: window.add_done_callback(lambda _: both.run()))
+        return both
+
+    def record(self, contents: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        return contents
+
+    def _fill(self, slot: int, record: npt.NDArray[np.uint8]) -> None:
+        size = self._states.bytes_per_slot
+        self._states.load([self._keeper.pool.state(slot)], [record[:size]])
+        super()._fill(slot, record[size:])
+
 
 def open_checkpoint_memory(keeper: Checkpoints, runner: Runner) -> CheckpointMemory:
     """Make the memory of a cache's checkpoints."""
+    if isinstance(keeper, StateWindowCheckpoints):
+        assert runner.windows is not None
+        assert runner.states is not None
+        return StateWindowMemory(keeper, runner.states, runner.windows)
     if isinstance(keeper, WindowCheckpoints):
         assert runner.windows is not None
         return WindowMemory(keeper, runner.windows)
@@ -109,9 +149,10 @@ def open_checkpoint_memory(keeper: Checkpoints, runner: Runner) -> CheckpointMem
 
 def bytes_per_checkpoint(runner: Runner) -> int:
     """Return the size of a record; 0: requests of this model need no checkpoints."""
+    size = 0 if runner.states is None else runner.states.bytes_per_slot
     if runner.windows is not None:
-        return bytes_per_window(runner.windows.spec, runner.block_size)
-    return 0 if runner.states is None else runner.states.bytes_per_slot
+        size += bytes_per_window(runner.windows.spec, runner.block_size)
+    return size
 
 
 def bytes_per_window(spec: WindowSpec, block_size: int) -> int:

@@ -44,6 +44,11 @@ class Model:
             self.contents[slot] = tokens[:position]
         lease.states.step_done(lease, end)
 
+    def fail(self, lease: Any) -> None:
+        """A step with all of the lease's tokens that fails."""
+        assert lease.states.plan(lease.num_tokens) is not None
+        lease.states.step_failed()
+
     def run(self, tokens: list[int], namespace: str = "") -> int:
         """A request from its begin to its end; the tokens that it need not compute."""
         lease = self.begin(tokens, namespace)
@@ -274,8 +279,7 @@ class CheckpointsMachine(RuleBasedStateMachine):
         lease.take_copies()
         if fails:
             lease.commit(lease.num_tokens)
-            assert lease.states.plan(lease.num_tokens) is not None
-            lease.states.step_failed()
+            self.model.fail(lease)
             lease.rollback(before)
         else:
             self.model.compute(lease)
@@ -318,7 +322,7 @@ class WindowModel(Model):
 
     def __init__(self, num_requests: int, window: int, step: int = 700, **options: Any) -> None:
         sizes = {"num_blocks": 64, "block_size": 16, **options}
-        spec, size = WindowSpec(window, 0, step), sizes["block_size"]
+        spec, size = WindowSpec(window, 0, step), int(sizes["block_size"])
         count = num_requests * spec.blocks_per_request(size) + -(-step // size)
         self.cache = PrefixCache(**sizes, windows=WindowSpec(window, count, step))
         self.window, self.size = window, size
@@ -337,12 +341,16 @@ class WindowModel(Model):
     def compute(self, lease: Any, end: int | None = None) -> None:
         end, start = lease.num_tokens if end is None else end, self.computed(lease)
         lease.commit(end)
-        assert lease.states.plan(end), "the blocks of running requests are not enough"
+        assert lease.states.windows.reach(end), "the blocks of running requests are not enough"
         for at, value in enumerate(hashes(lease.token_ids())[start:end], start):
-            self.seen[self.slot(lease.states.table, at)] = value
+            self.seen[self.slot(lease.states.windows.ids, at)] = value
         self.done[lease.id] = max(start, end)
         self.look(lease)
         lease.states.step_done(lease, end)
+
+    def fail(self, lease: Any) -> None:
+        assert lease.states.windows.reach(lease.num_tokens)
+        lease.states.step_failed()
 
     def slot(self, table: Any, at: int) -> int:
         return int(table[at // self.size]) * self.size + at % self.size
@@ -351,7 +359,9 @@ class WindowModel(Model):
         """What the lease's next row sees through its window is there."""
         end, values = self.computed(lease), hashes(lease.token_ids())
         for at in range(max(0, end - self.window + 1), end):
-            assert self.seen[self.slot(lease.states.table, at)] == values[at], f"position {at} of {lease!r}"
+            assert self.seen[self.slot(lease.states.windows.ids, at)] == values[at], (
+                f"position {at} of {lease!r}"
+            )
 
     def check(self) -> None:
         self.cache.check()
@@ -363,6 +373,40 @@ class WindowModel(Model):
             table = [0] * (one.end // self.size - len(blocks)) + list(blocks)
             for at in range(max(0, one.end - self.window + 1), one.end):
                 assert self.seen[self.slot(table, at)] == values[at], f"{one!r} has another window"
+
+
+class StateWindowModel(WindowModel):
+    """A cache with states that frees its windows, too; as many slots as `num_requests` need."""
+
+    def __init__(self, num_requests: int, window: int, *, num_slots: int = 0, **options: Any) -> None:
+        super().__init__(num_requests, window, num_state_slots=num_slots or 2 * num_requests, **options)
+        self.contents: dict[int, int] = {}
+
+    def begin(self, tokens: list[int], namespace: str = "") -> Any:
+        lease = super().begin(tokens, namespace)
+        if lease.resume_at:
+            assert self.contents[lease.states.base.slot] == hashes(tokens)[lease.resume_at - 1]
+        return lease
+
+    def compute(self, lease: Any, end: int | None = None) -> None:
+        end = lease.num_tokens if end is None else end
+        step = lease.states.plan(end)
+        assert step is not None, "two slots a request are not enough"
+        values = hashes(lease.token_ids())
+        for position, slot in [*step.saves, *([step.target] if step.target is not step.base else [])]:
+            self.contents[slot] = values[position - 1]
+        super().compute(lease, end)
+
+    def fail(self, lease: Any) -> None:
+        assert lease.states.plan(lease.num_tokens) is not None
+        super().fail(lease)
+
+    def check(self) -> None:
+        super().check()
+        for one in self.cache.states or ():
+            path = b"".join(node.key for node in self.cache.tree.index.path(one.node))
+            value = self.contents[self.cache.states.state_slot(one)]
+            assert value == hashes(decode_tokens(path[: 4 * one.end]))[-1], f"{one!r} sums up other tokens"
 
 
 def hashes(tokens: list[int]) -> list[int]:
@@ -378,7 +422,7 @@ class WindowsMachine(CheckpointsMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = WindowModel(4, 100, num_blocks=80, hash_function=lambda data: 5)
+        self.model: Any = WindowModel(4, 100, num_blocks=80, hash_function=lambda data: 5)
 
     @invariant()
     def nothing_is_lost_or_mixed_up(self) -> None:
@@ -387,13 +431,28 @@ class WindowsMachine(CheckpointsMachine):
             self.model.look(lease)
 
 
+class StateWindowsMachine(WindowsMachine):
+    """The same with states beside them, two slots a lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = StateWindowModel(4, 100, num_blocks=80, hash_function=lambda data: 5)
+
+
 TestWindowsMachine = WindowsMachine.TestCase
-TestWindowsMachine.settings = settings(max_examples=20, stateful_step_count=25)
+TestStateWindowsMachine = StateWindowsMachine.TestCase
+TestWindowsMachine.settings = TestStateWindowsMachine.settings = settings(
+    max_examples=20, stateful_step_count=25
+)
 
 
-@pytest.mark.parametrize("kind", ["states", "windows"])
+@pytest.mark.parametrize("kind", ["states", "windows", "both"])
 def test_every_length_asked_again_resumes_before_its_last_token(kind: str) -> None:
-    model = Model(8) if kind == "states" else WindowModel(2, 40)
+    model = {
+        "states": lambda: Model(8),
+        "windows": lambda: WindowModel(2, 40),
+        "both": lambda: StateWindowModel(2, 40, num_slots=8),
+    }[kind]()
     for length in range(1, 401):
         prompt, name, last = TEXT[0][:length], str(length), (length - 1) // GRID * GRID
         lease = model.begin(prompt, name)
@@ -420,6 +479,20 @@ def test_windows_past_the_last_grid_point_are_freed() -> None:
     assert model.run(TEXT[0][:500] + [9] * 30) == 448
     model.cache.reset()
     assert model.cache.stats.free_window_blocks == model.cache.stats.window_blocks
+
+
+@pytest.mark.parametrize(("requests", "slots", "for_windows"), [(1, 40, True), (6, 4, False)])
+def test_the_want_of_either_takes_both(requests: int, slots: int, for_windows: bool) -> None:
+    model = StateWindowModel(requests, 100, step=100, num_slots=slots, num_blocks=200)
+    for seed in range(10):
+        model.run([seed] * 300)
+    stats = model.cache.stats
+    assert stats.evicted_checkpoints > 0
+    assert (stats.evicted_for_windows > 0) == for_windows
+    assert stats.state_slots - stats.free_state_slots == stats.checkpoints == len(model.cache.states or ())
+    model.cache.reset()
+    assert model.cache.stats.free_window_blocks == stats.window_blocks
+    assert model.cache.stats.free_state_slots == slots
 
 
 def test_too_few_window_blocks_are_refused() -> None:

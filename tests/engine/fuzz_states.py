@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fuzz of models with states, and of those that free their windows: `/path/to/python
-tests/engine/fuzz_states.py SECONDS [SEED [windows]]` runs it by itself.
+"""Fuzz of models with states, of those that free their windows, and of those that do both: `/path/to/python
+tests/engine/fuzz_states.py SECONDS [SEED [states|windows|both]]` runs it by itself.
 
 Requests of several tenants over a scripted model whose answers depend on its slots and rings: pools of two
 slots a request and more, forks, guesses, aborts, failing steps, resets, steps ahead, a tier that fails and
@@ -24,7 +24,7 @@ import numpy as np
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from late_copies import LateCopies, LateStatefulModel, LateWindowedModel
+from late_copies import LateCopies, LateStatefulModel, LateStateWindowedModel, LateWindowedModel
 from paged_language_model import greedy_reference, make_engine
 from scripted_tier import WildTier
 from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
@@ -57,7 +57,7 @@ def fuzz(
     with_tier: bool | None = None,
     store: Path | str | None = None,
     *,
-    windows: bool = False,
+    kind: str = "states",
 ) -> dict[str, int]:
     """Run one engine to its end; what happened, by name. Raises where something is wrong.
 
@@ -65,7 +65,7 @@ def fuzz(
         with_tier: None: every other seed has one.
         store: folder of a disk tier below a host tier, or the URL of a Redis, as another run left it; runs
             whose seeds are `RESTART` apart ask the same texts.
-        windows: of a model that frees its windows.
+        kind: of a model with `states`, of one that frees its `windows`, or of one that does `both`.
     """
     r = random.Random(seed)
     most = r.choice([1, 2, 4, 8])
@@ -79,11 +79,14 @@ def fuzz(
         return r.random() < failing
 
     model: Any
-    if windows:
+    if kind != "states":
         budget = r.choice([24, 96, 300])
         window = r.choice(_WINDOWS) if store is None else _WINDOWS[seed % RESTART % len(_WINDOWS)]
         spec = _window_spec(r, window, most, budget, block_size)
-        model = LateWindowedModel(num_blocks, block_size, spec, fail_if=fails)
+        if kind == "windows":
+            model = LateWindowedModel(num_blocks, block_size, spec, fail_if=fails)
+        else:
+            model = LateStateWindowedModel(num_blocks, block_size, num_slots, spec=spec, fail_if=fails)
     else:
         model = LateStatefulModel(num_blocks, block_size, num_slots, fail_if=fails)
     now = iter(range(10**9))
@@ -93,7 +96,8 @@ def fuzz(
     act: Any = copies.act
     tiers: dict[str, Any] = {}
     if store is not None:
-        size = bytes_per_window(model.spec, block_size) if windows else BYTES_PER_STATE
+        size = 0 if kind == "windows" else BYTES_PER_STATE
+        size += 0 if kind == "states" else bytes_per_window(model.spec, block_size)
         tiers = {"tier": _real_tiers(r, store, size), "load_deadline_s": 5.0}
     elif seed % 2 if with_tier is None else with_tier:
         wild = WildTier(np.random.default_rng(seed))
@@ -255,7 +259,7 @@ if __name__ == "__main__":
             with tempfile.TemporaryDirectory() as folder, redis_server() as redis:
                 store = [Path(folder), redis.url][seed % 4 // 2] if seed % 2 == 0 else None
                 for part in range(1 if store is None else 3):
-                    options: dict[str, Any] = {"store": store, "windows": bool(sys.argv[3:])}
+                    options: dict[str, Any] = {"store": store, "kind": (sys.argv[3:] or ["states"])[0]}
                     for what, count in fuzz(seed + part * RESTART, **options).items():
                         total[what] = total.get(what, 0) + count
         except BaseException:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fuzz_states import RESTART, fuzz
+from late_copies import LateStateWindowedModel
 from nightly import by_day
 from paged_language_model import greedy_reference, make_engine, run_all
 from scripted_tier import ScriptedTier
@@ -50,20 +51,22 @@ def test_answers_are_the_same_whatever_happens(seed: int, caplog: pytest.LogCapt
     assert counts["compared"] >= 4
 
 
-@pytest.mark.parametrize("seed", [5, 7])
-def test_answers_are_the_same_where_windows_are_freed(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="radixkv")
-    assert fuzz(seed, num_requests=12, windows=True)["compared"] >= 4
-
-
-@pytest.mark.parametrize("windows", [False, True])
-def test_answers_are_the_same_over_what_another_engine_left_in_tiers(
-    windows: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("kind", "seed"), [("windows", 5), ("windows", 7), ("both", 3), ("both", 4)])
+def test_answers_are_the_same_where_windows_are_freed(
+    kind: str, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, logger="radixkv")
-    runs = [fuzz(seed, num_requests=12, store=tmp_path, windows=windows) for seed in (6, RESTART + 6)]
+    assert fuzz(seed, num_requests=12, kind=kind)["compared"] >= 4
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("states", 6), ("windows", 4), ("both", 4)])
+def test_answers_are_the_same_over_what_another_engine_left_in_tiers(
+    kind: str, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, logger="radixkv")
+    runs = [fuzz(each, num_requests=12, store=tmp_path, kind=kind) for each in (seed, RESTART + seed)]
     assert sum(run["compared"] for run in runs) >= 8
-    assert windows or runs[1]["loaded_states"]
+    assert runs[1]["loaded_states"]
 
 
 @pytest.mark.parametrize("length", [63, 64, 65, 127, 128, 129])
@@ -77,7 +80,7 @@ def test_a_prompt_asked_again_computes_at_most_a_grid_step(length: int) -> None:
     assert ask(engine, follow_up).num_cached_tokens >= (length + len(answer) - 1) // 64 * 64 - 64
 
 
-@pytest.mark.parametrize("kind", ["states", "windows"])
+@pytest.mark.parametrize("kind", ["states", "windows", "both"])
 @pytest.mark.parametrize("lengths", by_day([LENGTHS, range(1, 401)], LENGTHS), ids=["some", "all"])
 def test_every_way_to_leave_a_prompt_serves_the_next_one(kind: str, lengths: Iterable[int]) -> None:
     for length in lengths:
@@ -88,7 +91,12 @@ def check_each_way(kind: str, length: int) -> None:
     def engine_with(**options: Any) -> Engine:
         if kind == "states":
             return engine_with_states(**options)[0]
-        model = WindowedHashModel(128, 16, WindowSpec(100, 100, 96, 8 * 16))
+        spec = WindowSpec(100, 100, 96, 8 * 16)
+        model: Any
+        if kind == "windows":
+            model = WindowedHashModel(128, 16, spec)
+        else:
+            model = LateStateWindowedModel(128, 16, 16, spec=spec)
         return make_engine(model=model, num_blocks=128, block_size=16, budget=96, **options)[0]
 
     def cached(engine: Engine, name: str) -> int:

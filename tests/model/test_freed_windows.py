@@ -80,7 +80,9 @@ class Reference:
         return self._known[tuple(prompt)]
 
 
-@pytest.fixture(scope="module", params=by_day(["gemma3", "gpt-oss", "gemma4-shared"], "gemma3"))
+@pytest.fixture(
+    scope="module", params=by_day(["gemma3", "lfm3", "gpt-oss", "gemma4-shared"], "gemma3", "lfm3")
+)
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp("model") / request.param
     save_tiny_model(folder, request.param, sliding_window=WINDOW)
@@ -113,6 +115,7 @@ def test_answers_are_those_of_transformers(model: tuple[Path, Reference]) -> Non
     assert llm.engine.cache.stats.free_window_blocks == stats.window_blocks > 0
 
 
+@pytest.mark.parametrize("model", by_day(["gemma3", "gpt-oss", "gemma4-shared"], "gemma3"), indirect=True)
 def test_steps_are_replayed(model: tuple[Path, Reference]) -> None:
     """As on a GPU, by a capture that runs the step again: cold prompts, hits, decodes side by side."""
     folder, wanted = model

@@ -7,6 +7,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from late_copies import LateStateWindowedModel
 from live_server import live_server
 from paged_language_model import LetterTokenizer, make_engine
 from windowed_hash_model import WindowedHashModel
@@ -17,12 +19,15 @@ from radixkv.entrypoints.async_engine import AsyncEngine
 TEXT = "".join(chr(97 + i * i % 23) for i in range(200))
 
 
-def test_kept_windows_are_shown() -> None:
+@pytest.mark.parametrize("num_slots", [0, 8])
+def test_kept_windows_are_shown(num_slots: int) -> None:
+    """Of a model without states, and of one with some."""
     spec = WindowSpec(tokens=24, num_blocks=0, step_tokens=64)
     spec = replace(spec, num_blocks=8 + 2 * spec.blocks_per_request(8))
-    made, _ = make_engine(
-        model=WindowedHashModel(64, 8, spec), num_blocks=64, max_num_seqs=2, tokenizer=LetterTokenizer()
-    )
+    model: Any = WindowedHashModel(64, 8, spec)
+    if num_slots:
+        model = LateStateWindowedModel(64, 8, num_slots, spec=spec)
+    made, _ = make_engine(model=model, num_blocks=64, max_num_seqs=2, tokenizer=LetterTokenizer())
     engine = AsyncEngine(made)
     with live_server(engine) as server, server.http() as client:
 
@@ -49,4 +54,7 @@ def test_kept_windows_are_shown() -> None:
     assert f'radixkv_window_blocks{{state="free"}} {float(free)}' in metrics
     assert f'radixkv_window_blocks{{state="used"}} {float(spec.num_blocks - free)}' in metrics
     assert "radixkv_checkpoints 2.0" in metrics
-    assert "radixkv_state_slots" not in metrics
+    assert ("radixkv_checkpoints_evicted_for_windows_total 0.0" in metrics) == bool(num_slots)
+    assert (f"radixkv_state_slots_capacity {float(num_slots)}" in metrics) == bool(num_slots)
+    assert ('radixkv_state_slots{state="cached"} 2.0' in metrics) == bool(num_slots)
+    assert ("radixkv_state_slots" in metrics) == bool(num_slots)

@@ -92,6 +92,10 @@ class LateWindowedModel(_CopiedLate, WindowedHashModel):
     """A `WindowedHashModel` with late copies."""
 
 
+class LateStateWindowedModel(_CopiedLate, StatefulHashModel, WindowedHashModel):
+    """A model with states that frees its windows, too, with late copies."""
+
+
 class HeldMemory(HostCopies):
     """Copies whose thread is held up until somebody is to write to their places, or `let_go`; some fail.
 

@@ -73,7 +73,7 @@ class StatefulHashModel(PagedHashModel):
         for checkpoint in cache.states:
             assert checkpoint.node is not None
             path = b"".join(node.key for node in cache.tree.index.path(checkpoint.node))
-            kept = self.slots[checkpoint.slot].astype("<i4").tobytes()
+            kept = self.slots[cache.states.state_slot(checkpoint)].astype("<i4").tobytes()
             assert kept == path[: 4 * checkpoint.end], f"{checkpoint!r} is another state"
 
     def execute(self, batch: Batch) -> torch.Tensor:

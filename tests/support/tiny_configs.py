@@ -131,7 +131,9 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 HYBRID_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", dict(_CONV, conv_L_cache=3, block_auto_adjust_ff_dim=False)),
     "lfm2_moe": ("lfm2_moe", dict(_CONV, **_NARROW, num_dense_layers=1)),
-    "lfm3": ("lfm3", dict(_CONV, conv_L_cache=7)),
+    "lfm3": ("lfm3", dict(
+        num_hidden_layers=4, conv_L_cache=7, head_dim=16, sliding_window=24,
+        layer_types=["conv", "full_attention", "sliding_attention", "conv"])),
     "qwen3_next": ("qwen3_next", dict(_DELTA, **_NARROW, shared_expert_intermediate_size=32, head_dim=16)),
     "qwen3_5_text": ("qwen3_5_text", dict(_DELTA, head_dim=16)),
     "qwen3_5_moe_text": ("qwen3_5_moe_text", dict(

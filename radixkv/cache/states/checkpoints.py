@@ -17,7 +17,8 @@ quarter. A later hit that goes on with other tokens shows that prompts part ther
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from radixkv.cache.accounts import BlockAccount
 from radixkv.cache.keys import TOKEN_BYTES
@@ -41,17 +42,15 @@ class Checkpoints:
         num_blocks: of the pool; a quota of some of them is one of as large a share of the slots.
 
     Attributes:
-        pool: the slots.
+        pool: the contents of checkpoints.
+        slots: the states' slots, which are all that is in `pool` unless windows are freed.
         version: changes with every checkpoint that comes or goes.
         num_evicted: checkpoints that made room for others, since the start.
         changes: receives each that comes or goes; None: nobody has subscribed.
-        frees_windows: whether they are windows of K/V, not states: `WindowCheckpoints`.
 
     Raises:
         ConfigError: a grid point does not end a whole block, or there are too few slots for one request.
     """
-
-    frees_windows = False
 
     def __init__(self, num_slots: int, block_size: int, num_blocks: int) -> None:
         if GRID % block_size:
@@ -61,7 +60,7 @@ class Checkpoints:
             )
         if num_slots < 2:
             raise ConfigError(f"a running request needs two states, and there is memory for {num_slots}")
-        self.pool = StatePool(num_slots)
+        self.pool = self.slots = StatePool(num_slots)
         self.version = 0
         self.num_evicted = 0
         self.changes: ChangeLog | None = None
@@ -130,6 +129,14 @@ class Checkpoints:
         self._touch(checkpoint)
 
     # ------------------------------------------------------------------ keeping
+
+    def contents(self, state: int, window: Sequence[int]) -> int:
+        """Return the slot of a new checkpoint's contents, which takes over one holder of the state. O(1)."""
+        return state
+
+    def state_slot(self, checkpoint: Checkpoint) -> int:
+        """Return the slot of a checkpoint's state. O(1)."""
+        return checkpoint.slot
 
     def add(self, node: Node, end: int, slot: int) -> None:
         """Keep a state after the first `end` tokens of the path to `node`, which has them in whole blocks.
@@ -231,8 +238,13 @@ class Checkpoints:
         self.forget(victim)
         self.num_evicted += 1
 
-    def _victim(self, *, spare_some: bool) -> Checkpoint | None:
-        """Return the checkpoint to evict; None: requests hold all, or those left are to be spared."""
+    def _victim(self, *, spare_some: bool, holders: Callable[[int], int] | None = None) -> Checkpoint | None:
+        """Return the checkpoint to evict; None: requests hold all, or those left are to be spared.
+
+        Args:
+            holders: of a slot's contents: with more than one, eviction frees nothing; None: the pool's.
+        """
+        holders = holders or self.pool.holders
         aside: list[tuple[tuple[float, int], int, Checkpoint]] = []
         spared: Checkpoint | None = None
         found: Checkpoint | None = None
@@ -241,7 +253,7 @@ class Checkpoints:
             checkpoint = entry[2]
             if checkpoint.node is None or checkpoint.priority != entry[0]:
                 continue
-            if self.pool.holders(checkpoint.slot) > 1:
+            if holders(checkpoint.slot) > 1:
                 aside.append(entry)
             elif checkpoint.node.pins or self._is_below_floor(checkpoint.node.owner.account):
                 aside.append(entry)
@@ -251,6 +263,13 @@ class Checkpoints:
         for entry in aside:
             heapq.heappush(self._heap, entry)
         return found or (None if spare_some else spared)
+
+    def check(self, leases: Iterable[Any]) -> None:
+        """Assert that the tree and `leases` (`LeaseStates`, `LeaseWindows`) hold what is counted as held."""
+        self.pool.check(
+            [checkpoint.slot for checkpoint in self],
+            [slot for lease in leases for slot in lease.held_slots()],
+        )
 
     def _slots_of(self, num_blocks: int) -> int:
         return num_blocks * self.pool.num_slots // self._num_blocks

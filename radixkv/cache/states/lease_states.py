@@ -7,6 +7,9 @@
 
 A request holds its base's slot, and that of a target while the step that writes it runs: two at most. The
 target of a failed step is freed, and the base is as good as before: nothing is restored.
+
+Of a model that frees its windows, too, it also has the blocks of the window before the base and of what
+follows, and a checkpoint is both: the state, and the window before it.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import NamedTuple, Protocol
 from radixkv.cache.node import Node
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.cache.states.checkpoints import Checkpoints
+from radixkv.cache.states.window_table import WindowTable
 
 NO_SLOT = -1
 
@@ -59,11 +63,13 @@ class LeaseStates:
     Attributes:
         keeper: the checkpoints of the tree, and the slots.
         base: the state after tokens whose steps have all run.
+        windows: the window before the base, and what follows; None: the model frees no windows.
         wanted: positions, multiples of `GRID`, at which a checkpoint shall stay in the tree.
     """
 
     keeper: Checkpoints
     base: HeldState = NOTHING
+    windows: WindowTable | None = None
     wanted: set[int] = field(default_factory=set)
     _targets: list[HeldState] = field(default_factory=list)  # of steps that have not been completed
     _saves: list[HeldState] = field(default_factory=list)
@@ -117,10 +123,10 @@ class LeaseStates:
         """Take back the latest `plan`, which returned `step`. O(slots)."""
         for save in step.saves:
             self._saves.remove(save)
-            self.keeper.pool.drop(save.slot)
+            self.keeper.slots.drop(save.slot)
         if step.target is not step.base:
             self._targets.remove(step.target)
-            self.keeper.pool.drop(step.target.slot)
+            self.keeper.slots.drop(step.target.slot)
 
     def step_done(self, lease: CommittedPath, end: int) -> None:
         """Complete the step up to token `end`: its target is the base, its wanted states are checkpoints."""
@@ -128,44 +134,49 @@ class LeaseStates:
         for target in [target for target in self._targets if target.position < end]:
             self._targets.remove(target)
             if target.position in self.wanted:
-                self.keeper.pool.share(target.slot)
+                self.keeper.slots.share(target.slot)
                 kept.append(target)
             self._rebase(target)
         for save in [save for save in self._saves if save.position <= end]:
             self._saves.remove(save)
             if save.position == end:  # the ring is empty from here on, without another slot
-                self.keeper.pool.share(save.slot)
+                self.keeper.slots.share(save.slot)
                 self._rebase(save)
             kept.append(save)
         for state in sorted(kept):  # a checkpoint's worth is counted from those above it
             self._keep(lease, state)
         if kept:
             self.keeper.free_slots()
+        if self.windows is not None:
+            self.windows.free_before(self.base.position)
         if self.wanted:
             self.wanted = {position for position in self.wanted if position > self.base.position}
 
     def step_failed(self) -> None:
         """Free what steps that have not run, or failed, were to write. O(slots)."""
         for held in (*self._targets, *self._saves):
-            self.keeper.pool.drop(held.slot)
+            self.keeper.slots.drop(held.slot)
         self._targets, self._saves = [], []
 
     def fork(self) -> LeaseStates:
         """Return the states of a fork: the same base."""
         if self.base.slot != NO_SLOT:
-            self.keeper.pool.share(self.base.slot)
-        return LeaseStates(self.keeper, self.base)
+            self.keeper.slots.share(self.base.slot)
+        windows = None if self.windows is None else self.windows.fork(self.base.position)
+        return LeaseStates(self.keeper, self.base, windows)
 
     def close(self, lease: CommittedPath | None) -> None:
         """End the request: its base goes to the tree, where `lease` has its tokens there; None: nowhere."""
         self.step_failed()
         base, self.base = self.base, NOTHING
-        if base.slot == NO_SLOT:
-            return
-        if lease is None:
-            self.keeper.pool.drop(base.slot)
-        else:
-            self._keep(lease, base)
+        if base.slot != NO_SLOT:
+            if lease is None:
+                self.keeper.slots.drop(base.slot)
+            else:
+                self._keep(lease, base)
+        if self.windows is not None:
+            self.windows.close()
+        if lease is not None:
             self.keeper.free_slots()
 
     def held_slots(self) -> list[int]:
@@ -177,12 +188,13 @@ class LeaseStates:
 
     def _rebase(self, state: HeldState) -> None:
         if self.base.slot != NO_SLOT:
-            self.keeper.pool.drop(self.base.slot)
+            self.keeper.slots.drop(self.base.slot)
         self.base = state
 
     def _keep(self, lease: CommittedPath, state: HeldState) -> None:
         """Give a slot, with one holder, to the tree; it is dropped where the tokens are not there."""
         if lease.shares and state.position <= lease.tree_tokens:
-            self.keeper.add(lease.node, state.position, state.slot)
+            window = () if self.windows is None else self.windows.before(state.position)
+            self.keeper.add(lease.node, state.position, self.keeper.contents(state.slot, window))
         else:
-            self.keeper.pool.drop(state.slot)
+            self.keeper.slots.drop(state.slot)

@@ -112,3 +112,38 @@ class WindowPool:
         free."""
         assert sorted(kept) == sorted(self._kept), "kept windows are in no checkpoint"
         self.blocks.check((block for blocks in self._kept.values() for block in blocks), held)
+
+
+class StateWindowPool(WindowPool):
+    """Kept windows with the state after them: one slot names both, and both go with it.
+
+    Attributes:
+        states: counts the holders of each state's slot.
+    """
+
+    def __init__(self, spec: WindowSpec, block_size: int, num_states: int) -> None:
+        super().__init__(spec, block_size)
+        self.states = StatePool(num_states)
+        self._state_of: dict[int, int] = {}
+
+    @property
+    def num_slots(self) -> int:
+        return min(super().num_slots, self.states.num_slots)
+
+    def keep_both(self, blocks: Sequence[int], state: int) -> int:
+        """Return the slot of a kept window and of a state, one of whose holders it takes over. O(blocks)."""
+        slot = self.keep(blocks)
+        self._state_of[slot] = state
+        return slot
+
+    def state(self, slot: int) -> int:
+        """Return the slot of a kept state. O(1)."""
+        return self._state_of[slot]
+
+    def drop(self, slot: int) -> None:
+        super().drop(slot)
+        self.states.drop(self._state_of.pop(slot))
+
+    def state_holders(self, slot: int) -> int:
+        """Return how many hold the state; 1: to drop it frees its slot. O(1)."""
+        return self.states.holders(self._state_of[slot])

@@ -54,8 +54,6 @@ def shape_with_windows(config: EngineConfig, attention: AttentionShape, max_mode
 def _hindrance(config: EngineConfig, attention: AttentionShape) -> str | None:
     if all(layer in attention.windows for group in attention.groups for layer in group.layers):
         return "every layer of this model has one"
-    if attention.states:
-        return "the model has layers that keep a state, too"
     if GRID % config.block_size:
         return f"it needs a --block-size that divides {GRID}, not {config.block_size}"
     return None

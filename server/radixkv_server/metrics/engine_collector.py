@@ -105,8 +105,18 @@ class EngineCollector(Collector):
 
 def _states(cache: CacheStats) -> Iterator[Metric]:
     """States of a model with state layers, blocks of windows of one that frees them; empty for others."""
-    if not cache.state_slots and not cache.window_blocks:
-        return
+    if cache.state_slots:
+        slots = GaugeMetricFamily(
+            "radixkv_state_slots",
+            "States by what holds them; their sum is the memory for states.",
+            labels=["state"],
+        )
+        slots.add_metric(["free"], cache.free_state_slots)
+        slots.add_metric(["cached"], cache.checkpoints)
+        slots.add_metric(["held"], cache.state_slots - cache.free_state_slots - cache.checkpoints)
+        yield slots
+        capacity = "States that there is memory for."
+        yield GaugeMetricFamily("radixkv_state_slots_capacity", capacity, value=cache.state_slots)
     if cache.window_blocks:
         blocks = GaugeMetricFamily(
             "radixkv_window_blocks",
@@ -118,20 +128,13 @@ def _states(cache: CacheStats) -> Iterator[Metric]:
         yield blocks
         kept = "Windows kept in the tree, with which requests can go on."
         yield GaugeMetricFamily("radixkv_checkpoints", kept, value=cache.checkpoints)
+    if cache.state_slots and cache.window_blocks:
+        text = "Of the evicted states with their windows, those that made room for blocks of windows."
+        yield CounterMetricFamily(
+            "radixkv_checkpoints_evicted_for_windows", text, value=cache.evicted_for_windows
+        )
+    if cache.state_slots or cache.window_blocks:
         yield from _checkpoints(cache)
-        return
-    slots = GaugeMetricFamily(
-        "radixkv_state_slots",
-        "States by what holds them; their sum is the memory for states.",
-        labels=["state"],
-    )
-    slots.add_metric(["free"], cache.free_state_slots)
-    slots.add_metric(["cached"], cache.checkpoints)
-    slots.add_metric(["held"], cache.state_slots - cache.free_state_slots - cache.checkpoints)
-    yield slots
-    capacity = "States that there is memory for."
-    yield GaugeMetricFamily("radixkv_state_slots_capacity", capacity, value=cache.state_slots)
-    yield from _checkpoints(cache)
 
 
 def _checkpoints(cache: CacheStats) -> Iterator[Metric]:

@@ -21,6 +21,7 @@ from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.loading.loader import load_model
 from radixkv.model.runner import ModelRunner, StepLimits
 from radixkv.sampling.sampling_params import SamplingParams
+from radixkv_kernels.states import StateSpec
 
 ROWS, LENGTH = 48, 160
 
@@ -32,23 +33,33 @@ def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], tor
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", ["gemma3", "gpt-oss"])
+@pytest.mark.parametrize("family", ["gemma3", "gpt-oss", "lfm3"])
 def test_tokens_are_those_of_transformers(family: str, tmp_path: Path) -> None:
-    """Prompts that go on from one another's windows, more than the pools hold."""
+    """Prompts that go on from one another's windows, and states, more than the pools hold."""
     save_tiny_model(tmp_path, family, sliding_window=20)
     reference = AutoModelForCausalLM.from_pretrained(
         tmp_path, attn_implementation="eager", dtype=torch.float32
     ).eval()
     loaded = load_model(EngineConfig(model=str(tmp_path), device="cpu"), show_progress=False)
     layout = loaded.attention.freeing_windows().layout(30, 8, loaded.dtype, loaded.device, None)
-    runner = ModelRunner(loaded, layout.with_blocks(30, 50), StepLimits(ROWS, 2, LENGTH), backend="triton")
+    states = None
+    if loaded.attention.states:
+        states = StateSpec(loaded.attention.states, num_slots=5, num_rings=2, keeps_values=True)
+    limits = StepLimits(ROWS, 2, LENGTH)
+    runner = ModelRunner(loaded, layout.with_blocks(30, 50), limits, backend="triton", states=states)
     assert runner.windows is not None
     for tensor in runner.kv.tensors():  # padded rows may attend to K/V that nobody wrote
         tensor.view(torch.uint8).zero_()
     config = EngineConfig(max_num_batched_tokens=ROWS, max_num_seqs=2, speculation="off", block_size=8)
     engine = engine_on_runner(config, runner, ServedModel(tokenizer=None, max_model_len=LENGTH))
     runner.graphs = StepGraphs(
-        runner.model, runner.kv, runner.backend, max_rows=ROWS, record=run_again, windows=runner.windows
+        runner.model,
+        runner.kv,
+        runner.backend,
+        max_rows=ROWS,
+        record=run_again,
+        states=runner.states,
+        windows=runner.windows,
     )
     tokens = np.random.default_rng(1).integers(3, VOCAB_SIZE, 150).tolist()
     prompts = [tokens[:130], [*tokens[:100], 5, 6], tokens[:135]]

@@ -113,6 +113,8 @@ def _of_all(context: ServerContext, quotas: list[QuotaUsage]) -> Json:
     if cache.window_blocks:
         blocks = {"total_blocks": cache.window_blocks, "free_blocks": cache.free_window_blocks}
         shown["freed_windows"] = blocks | checkpoints
+        if cache.state_slots:
+            shown["freed_windows"]["evicted_for_windows"] = cache.evicted_for_windows
     if stats.replicas:
         shown["replicas"] = [
             {

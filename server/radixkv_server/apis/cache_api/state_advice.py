@@ -16,15 +16,19 @@ def state_advice(context: ServerContext) -> Json | None:
     cache = stats.cache
     missed = context.activity.missed(None).get("no_state", 0)
     kind, flag = ("window", "--window-memory") if cache.window_blocks else ("state", "--state-memory")
+    if cache.window_blocks and cache.state_slots:  # each checkpoint is both
+        kind = "state with its window"
+        if 2 * cache.evicted_for_windows < cache.evicted_checkpoints:
+            flag = "--state-memory"
     if not context.keeps_states or missed <= WORTH_TELLING * max(1, stats.prompt_tokens):
         return None
     share = missed / max(1, stats.prompt_tokens)
     found = (
         f"{missed:,} prompt tokens ({share:.0%}) were computed again since no {kind} was kept near the end "
-        f"of their K/V; {cache.evicted_checkpoints:,} {kind}s made room for others"
+        f"of their K/V; {cache.evicted_checkpoints:,} made room for others"
     )
     if cache.evicted_checkpoints:
-        remedy = f"give {kind}s more memory ({flag}) or the server fewer conversations at once"
+        remedy = f"give them more memory ({flag}) or the server fewer conversations at once"
     else:
         remedy = f"mark the end of what prompts share (cache_control), so that a {kind} is kept there"
     return {
