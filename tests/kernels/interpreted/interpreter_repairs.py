@@ -8,6 +8,9 @@
 - One-element arrays become loop bounds by `int()`, which newer numpy refuses.
 - Every nested jit call (tl.sum, tl.max) patches the language module again, which takes most of the time.
 - The types and shapes of all values are checked and spelled out anew, which takes half of the rest.
+- Sums and products of integers are computed once more by Triton's own operations, to find overflows that are
+  then ignored: a fifth of all time. Here numpy finds them, and an overflow of int32, as of an address, is an
+  error.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _TORCH_FLOATS = {
@@ -151,6 +155,51 @@ def _np_dtype(dtype: Any) -> Any:
     return _np_dtypes[name]
 
 
+_original_unwrap = tl.core._unwrap_if_constexpr
+_original_dtype_eq = tl.dtype.__eq__
+_original_broadcast = TritonSemantic.broadcast_impl_value
+_original_computation_type = TritonSemantic.computation_type_impl
+_computation_types: dict[tuple[str, bool, str, bool, bool], Any] = {}
+
+
+def _unwrap(value: Any) -> Any:
+    """The value of a constant; what comes most often first."""
+    kind = type(value)
+    if kind is tl.tensor or kind is int:
+        return value
+    return value.value if kind is tl.constexpr else _original_unwrap(value)
+
+
+def _dtype_eq(self: Any, other: Any) -> bool:
+    return self is other or _original_dtype_eq(self, other)
+
+
+def _broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
+    """Leave two tensors of one shape as they are; blocks of one shape share it, see `_shape_of_block`."""
+    if lhs.shape is rhs.shape:
+        return lhs, rhs
+    return _original_broadcast(self, lhs, rhs)
+
+
+def _computation_type(self: Any, a: Any, a_scalar: bool, b: Any, b_scalar: bool, div_or_mod: bool) -> Any:
+    key = (a.name, a_scalar, b.name, b_scalar, div_or_mod)
+    if key not in _computation_types:
+        _computation_types[key] = _original_computation_type(self, a, a_scalar, b, b_scalar, div_or_mod)
+    return _computation_types[key]
+
+
+_WIDE_OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+
+def _find_overflow(self: Any, lhs: Any, rhs: Any, operation: Any) -> None:
+    """Raise OverflowError where a sum, difference or product of int32 numbers does not fit int32."""
+    if lhs.dtype.name != "int32" or rhs.dtype.name != "int32":
+        return
+    wide = _WIDE_OPERATIONS[operation.__name__](lhs.handle.data, rhs.handle.data, dtype=np.int64)
+    if wide.size and (wide.max() > 2**31 - 1 or wide.min() < -(2**31)):
+        raise OverflowError(f"int32 overflow in {operation.__name__}")
+
+
 def _fill_alike(kind: Any, init: Any, ours: Any, *arguments: Any) -> bool:
     """Whether two constructors give an object of this kind the same attributes."""
     one, other = object.__new__(kind), object.__new__(kind)
@@ -169,6 +218,11 @@ def install() -> None:
     interpreter._patch_lang = _patch_once
     interpreter._patch_lang_tensor = _patch_tensor
     interpreter._get_np_dtype = _np_dtype
+    tl.core._unwrap_if_constexpr = _unwrap
+    tl.dtype.__eq__ = _dtype_eq
+    TritonSemantic.broadcast_impl_value = _broadcast
+    TritonSemantic.computation_type_impl = _computation_type
+    TritonSemantic.binary_op_sanitize_overflow_impl = _find_overflow
     # These two only save time; of another triton they may leave out an attribute.
     block = tl.block_type(tl.float32, [2, 4])
     if _fill_alike(tl.block_type, _original_block_init, _block_init, tl.float32, [2, 4]):
