@@ -146,6 +146,12 @@ def test_the_base_imports_nothing_of_the_extras() -> None:
     assert done.returncode == 0, f"see BASE:\n{done.stderr}"
 
 
+def test_an_engine_without_a_model_loads_no_compiler() -> None:
+    # torch's takes longer to import than the rest, once for each process of an engine.
+    code = "import sys, radixkv.entrypoints.builder; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 def test_no_two_classes_share_a_name() -> None:
     owners: dict[str, list[str]] = {}
     for module, found in facts().items():
