@@ -37,7 +37,7 @@ from radixkv_server.settings import ServerSettings
 FOLDER = Path(__file__).parent / "reference"
 ROOT = Path(__file__).parents[1]
 COMMAND = "make docs"
-#: What the generated rows of the table of stored forms lie between.
+#: Rows of the table of stored forms before the generated ones.
 _FORMATS_HEAD = """| form | `quant_method` | on a CPU | on a GPU |
 |---|---|---|---|
 | float32, bfloat16, float16 | | yes | yes |

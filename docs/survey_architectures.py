@@ -33,7 +33,7 @@ from tiny_configs import HYBRID_FAMILIES, SHAPES
 
 RESULT = Path(__file__).with_name("architectures.json")
 _LARGEST = 20_000_000
-#: What is set where a configuration has it.
+#: Fields of configurations and their small values; fields that a configuration lacks are left out.
 _SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 320),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embed_dim"), 64),

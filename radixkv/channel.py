@@ -91,7 +91,7 @@ class Channel:
         """Send a message; blocks while the other end takes none.
 
         Raises:
-            ChannelEnded: nobody takes it.
+            ChannelEnded: the other end has gone.
         """
         try:
             self._connection.send_bytes(message)
@@ -170,7 +170,7 @@ class Channel:
                 raise ChannelEnded(str(error)) from error
 
     def shut_down(self) -> None:
-        """End the connection of a socket, which wakes who waits for a message at either end; any thread."""
+        """End the connection of a socket: threads that wait for a message at either end wake; any thread."""
         with contextlib.suppress(OSError), self._socket() as sock:
             sock.shutdown(socket.SHUT_RDWR)
 

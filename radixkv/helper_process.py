@@ -19,7 +19,7 @@ _SAFE_PATH = "PYTHONSAFEPATH"
 
 
 def helper_environment() -> dict[str, str]:
-    """Return this process's environment with its module path, for a helper that imports what it imports."""
+    """Return this process's environment with its module path, for a helper that imports the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 

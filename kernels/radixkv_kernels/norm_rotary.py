@@ -48,7 +48,7 @@ class Norm:
 
 
 class Pairs(Enum):
-    """Which elements of a head turn together, and where the turned ones go."""
+    """Pairing of a head's elements that turn together, and the places of the turned ones."""
 
     #: Element i with i + R / 2.
     HALVES = 0
@@ -98,7 +98,7 @@ class RotaryTurn:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What happens to T tokens' queries, keys and values, as one product gives them, before attention.
+    """Norms and rotation of T tokens' queries, keys and values, from one product to attention.
 
     One row of the product has queries, keys and values, one head after the other::
 
@@ -150,7 +150,7 @@ class Rotation:
 
 @dataclass(frozen=True)
 class LatentRotation:
-    """What happens to T tokens' queries and latents, as products give them, before absorbed attention (MLA).
+    """Norms and rotation of T tokens' queries and latents, from products to absorbed attention (MLA).
 
     A row of queries has all heads; a row of latents has what they share, the stored key once it is normed
     and turned::

@@ -25,7 +25,7 @@ class _Prompt:
     fields: dict[str, Any]
 
     def parts(self, as_text: str | None) -> PromptParts:
-        """Return what is compared; `as_text`: its text, where the other prompt is no chat."""
+        """Return the parts to compare; `as_text`: the prompt as text, where the other one is no chat."""
         if as_text is not None:
             return PromptParts.of_text(as_text)
         return PromptParts.of_chat(self.fields["messages"], self.fields.get("tools") or ())

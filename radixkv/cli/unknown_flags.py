@@ -10,7 +10,7 @@ from radixkv.option_names import ENGINE_NAMES, TABLE_OF, as_flag, place_of
 
 
 def refuse_unknown_flags(arguments: Sequence[str], known: Collection[str]) -> None:
-    """Refuse a flag that is no option of a command, where it is known what is to be written instead.
+    """Refuse a flag that is no option of a command, where its replacement is known.
 
     Args:
         arguments: of the command line.

@@ -72,7 +72,7 @@ def summed_quotas(answers: list[list[QuotaUsage]]) -> list[QuotaUsage]:
 
 
 def summed_advice(answers: list[list[BreakPoint]]) -> list[BreakPoint]:
-    """Count each place once, with what it costs in all caches, the costliest first."""
+    """Count each place once, with its cost in all caches, the costliest first."""
     places: dict[object, BreakPoint] = {}
     for place in (place for places_of_one in answers for place in places_of_one):
         key = (place.namespace, place.group_tokens, place.position)

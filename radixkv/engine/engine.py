@@ -404,7 +404,7 @@ class Engine:
 
     @property
     def weights_path(self) -> str | None:
-        """Where its weights were read from last; None: the model's own files."""
+        """Path of the weights that were read last; None: the model's own files."""
         return self._weights_path
 
     def wake_up(self, tags: abc.Collection[Tag] | None = None, weights: NewWeights | None = None) -> None:

@@ -44,10 +44,10 @@ class Grammars(Protocol):
 
 
 class Drafts(DraftProposer, Protocol):
-    """Guesses of next tokens, with what the engine tells of them."""
+    """Proposer of drafts that the engine tells about its steps and their outcome."""
 
     def guessing(self, entries: abc.Sequence[Entry]) -> set[Sequence]:
-        """Return those of some requests, whose step runs, that may get a draft in the step after it."""
+        """Return the requests of a running step that may get a draft in the step after it."""
 
     def checked(self, request: Sequence, num_draft_tokens: int, num_accepted: int) -> None:
         """Record that the first `num_accepted` tokens of a draft were right."""

@@ -18,7 +18,7 @@ from radixkv.scheduling.sequence import Sequence
 
 #: Longest time of a step that goes to images; a layer of the tower that has begun is finished.
 SLICE_S = 0.05
-#: Images that can't be encoded, of which that is remembered.
+#: Images remembered as ones that can't be encoded.
 MAX_FAILED = 1000
 
 
@@ -88,7 +88,7 @@ class ImageEncoding(StepHook):
         self._wanted.pop(request, None)
 
     def before_step(self) -> None:
-        """Encode for a slice of time what the first waiting request waits for."""
+        """Encode images of the first waiting request for a slice of time."""
         first = next((wanted for wanted in self._wanted.values() if wanted), None)
         if first is None:
             self._encoder.cancel()  # its requests are gone

@@ -57,7 +57,7 @@ _NOT_OF_CALLS = fields_of(SamplingParams, "it goes into SamplingParams({}=...)")
 def _with_arguments_of(
     made: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Declare that a method has the arguments of what it makes: for editors, type checkers and `help()`."""
+    """Give a method the arguments of a class's constructor, for editors, type checkers and `help()`."""
 
     def declare(method: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         own = inspect.signature(method).parameters.values()
@@ -246,7 +246,7 @@ class LLM:
         return self.engine.is_sleeping
 
     def _drain(self, mode: PauseMode) -> None:
-        """Do to running streams what a mode says."""
+        """End running streams, or let them end, as a mode says."""
         if mode == "abort":
             for request in self.engine.requests:
                 self.engine.abort(request.request_id)

@@ -185,7 +185,7 @@ def _at(schema: Any, path: Place) -> Any:
 
 
 def _parts(value: Any, path: Place) -> Iterator[Place]:
-    """Yield the places just inside a place, each of which can be left free without the others."""
+    """Yield the places just inside a place; each can be left free by itself."""
     if path and path[-1] in _NAMED and isinstance(value, dict):
         yield from ([*path, name] for name in value)
     elif path and path[-1] in _LISTED and isinstance(value, list):

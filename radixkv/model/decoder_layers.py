@@ -334,7 +334,7 @@ class GatedParts:
 
 @dataclass(frozen=True)
 class PerLayerParts:
-    """What Gemma 4 adds last: norm(projection(activation(gate(states)) * inputs of this layer))."""
+    """Gemma 4's last addition: norm(projection(activation(gate(states)) * inputs of this layer))."""
 
     gate: nn.Module
     activation: nn.Module

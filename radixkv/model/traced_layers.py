@@ -64,7 +64,7 @@ class _ModuleCall:
 
 @dataclass
 class LayerTrace:
-    """What a layer was given, what its modules computed, and how it attended; [1, T, ..] each.
+    """Record of one layer's computation: its inputs, its modules' results, its attention; [1, T, ..] each.
 
     Attributes:
         arguments, keywords: of the call.
@@ -464,7 +464,7 @@ def _near(found: Tensor, wanted: Tensor, scale: Tensor, *, most: bool = False) -
 
 @torch.no_grad()
 def confirms(trace: LayerTrace, made: Any) -> bool:
-    """Return True if a layer gives the result that was recorded, from what was given."""
+    """Return True if a layer gives the recorded result for the recorded inputs."""
     assert trace.result is not None
     given, keywords = trace.given.clone(), dict(trace.keywords)
     arguments = (given, *trace.arguments[1:])

@@ -106,7 +106,7 @@ def _in_tools(old: PromptParts, new: PromptParts) -> Breaker | None:
 
 
 def _changes_mode(old: PromptParts, new: PromptParts, found: Breaker) -> bool:
-    """Tell whether tools that came or went, or what was said since, speak of a mode of the client's."""
+    """Return True if tools that came or went, or the messages since, speak of a mode of the client's."""
     if not (found.old or found.new):  # the same names
         return False
     if _MODE_TOOL.search(f"{found.old}, {found.new}"):

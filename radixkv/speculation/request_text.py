@@ -18,7 +18,7 @@ MAX_INDEXED = 32_768
 _PAGE = 64
 _LONGEST_WAIT = 64
 
-#: Gives at most so many cached tokens after a request's text.
+#: Function of a request and a number: at most that many cached tokens after the request's text.
 Continuation = Callable[[Sequence, int], abc.Sequence[int]]
 
 

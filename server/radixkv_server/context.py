@@ -266,7 +266,7 @@ class ServerContext:
 
 
 def _images(engine: EngineClient, settings: ServerSettings) -> str:
-    """Return what is done with images: `ServerSettings.images`, for this model.
+    """Return the treatment of images, as `ServerSettings.images` has it, for this model.
 
     Raises:
         ConfigError: they are to be shown to a model that does not see.

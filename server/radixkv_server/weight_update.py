@@ -7,7 +7,7 @@ from radixkv_server.errors import ApiError, bad_request
 
 
 class WeightUpdate:
-    """What has come of an update; used on the event loop.
+    """Parts of an update that have come so far; used on the event loop.
 
     Attributes:
         is_open: it was started and has not been finished.

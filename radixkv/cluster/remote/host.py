@@ -86,7 +86,7 @@ class _Host:
     def __init__(self, engine: EngineClient, may_close: bool) -> None:
         self._engine = engine
         self._may_close = may_close
-        #: What a client may call, by the part of an engine that does it.
+        #: Calls that a client may make, by the part of an engine that answers them.
         self._tables = {
             "": calls_of(EngineClient),
             "cache": calls_of(CacheClient),

@@ -74,7 +74,7 @@ def loads(data: bytes) -> Any:
 
 
 def sendable(error: BaseException, stand_in: type[RadixKVError]) -> BaseException:
-    """Return the error, or if it does not arrive as what it is, a `stand_in` that describes it."""
+    """Return the error, or a `stand_in` that describes it if its type can't be sent."""
     try:
         loads(dumps(error))
     except (InvalidRequestError, UnreadableMessage):

@@ -215,7 +215,7 @@ _COMPRESSED = (
     "dense", "naive-quantized", "float-quantized", "int-quantized", "pack-quantized",
     "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized",
 )  # fmt: skip
-#: Those of whole numbers, of any bits.
+#: Formats of compressed-tensors with whole numbers, of any bits.
 _WHOLE = ("pack-quantized", "int-quantized", "naive-quantized")
 _QUARK = (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"))
 #: ModelOpt's algorithm -> type of the weights that it stores. Each layer of a mixed checkpoint has its own.
@@ -446,7 +446,7 @@ def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | Non
 
 
 def settings_of_layer(layer: str, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a configuration of GPTQ, AWQ or AutoRound says of one layer alone.
+    """Return the settings of one layer alone in a configuration of GPTQ, AWQ or AutoRound.
 
     GPTQ's `dynamic` has patterns, whose first match holds (those that begin with `-:` name layers that are
     plain); AutoRound's `extra_config` has names, or patterns.
@@ -468,7 +468,7 @@ def _by_layer(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def _settings_of_layers(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Those of layers that are quantised."""
+    """Yield the own settings of layers that are quantised."""
     for pattern, own in _by_layer(settings):
         if not pattern.startswith("-:") and not (type(own.get("bits")) is int and own["bits"] >= 16):
             yield own

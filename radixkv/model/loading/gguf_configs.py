@@ -11,7 +11,7 @@ from radixkv.model.loading.gguf_architectures import ARCHITECTURES
 from radixkv.model.loading.gguf_file import GGUFFile
 from radixkv.model.loading.gguf_rotary import LONG_FACTORS, rotary_parameters
 
-#: Keys of a file, without the architecture -> fields of configurations: those that a model's has are set.
+#: Keys of a file, without the architecture -> fields of configurations; only fields that a model has are set.
 FIELDS: dict[str, tuple[str, ...]] = {
     "embedding_length": ("hidden_size",),
     "feed_forward_length": ("intermediate_size",),

@@ -149,7 +149,7 @@ def stacked_experts(module: Any, tensors: dict[str, Any]) -> dict[str, torch.Ten
 
 
 def _packed(data: list[_Array], kinds: list[Any], biases: list[torch.Tensor]) -> nn.Module:
-    """One expert's weights, one above the other."""
+    """Return one product with an expert's weights, one above the other."""
     from radixkv.model.cpu_layers.packed_linear import PackedLinear  # needs numba, which is optional
 
     weight = torch.cat(

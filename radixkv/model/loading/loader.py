@@ -346,7 +346,7 @@ def _names(source: ModelSource) -> Collection[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How a model's weights are read.
+    """Plan of reading a model's weights.
 
     Attributes:
         form: stored form of the weights that readers of ours read; None: transformers reads them.
@@ -365,7 +365,7 @@ class _Plan:
 
     @property
     def facts(self) -> tuple[str, str]:
-        """What the model's numbers depend on beside its files."""
+        """Settings that the model's numbers depend on beside its files."""
         return str(self.dtype), _form_name(self.blocks or self.keeps) or str(self.config.quantization)
 
     def read(self, files: Pretrained, hf_config: Any, show_progress: bool) -> Any:
@@ -441,7 +441,7 @@ def _device(config: EngineConfig) -> torch.device:
 def _kept_blocks(
     config: EngineConfig, source: ModelSource, device: torch.device
 ) -> Literal["panels", "tiles"] | None:
-    """How a GGUF file's weights are kept as they are, as `--gguf` says; None: they are expanded.
+    """Return the form in which a GGUF file's blocks are kept, as `--gguf` says; None: they are expanded.
 
     Raises:
         ConfigError: they must be kept, and can't.
@@ -466,12 +466,12 @@ def _kept_blocks(
 
 
 def _form_name(keeps: Literal["panels", "tiles"] | None) -> str | None:
-    """What a fingerprint has for stored weights."""
+    """Return the word for kept weights in a model's fingerprint."""
     return {"panels": "blocks", "tiles": "tiles", None: None}[keeps]
 
 
 def _kept_form(config: EngineConfig, device: torch.device, sees: bool) -> Literal["panels", "tiles"] | None:
-    """How stored weights are kept as they are; None: they are expanded.
+    """Return the form in which stored weights are kept; None: they are expanded.
 
     On a CPU, --dtype says what they become; on a GPU, what their products compute in.
     """

@@ -101,7 +101,7 @@ class WrittenWeights:
             raise WeightUpdateError(f"{what} is {tensor.dtype}, {problem}.")
         if self._num_bytes and self._num_bytes + tensor.nbytes > _SHARD_BYTES:
             self._write()
-        # What the caller writes into it later must not change it, and tensors of one file share no memory.
+        # A copy: the caller may write into the tensor later, and tensors of one file share no memory.
         self._shard[name] = tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         self._num_bytes += tensor.nbytes
         self._files[name] = f"part-{self._num_shards:05d}.safetensors"

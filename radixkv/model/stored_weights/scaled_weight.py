@@ -67,7 +67,7 @@ class ScaledWeight(StoredWeight):
 
     @property
     def is_per_tensor(self) -> bool:
-        """One scale holds for all."""
+        """True if one scale holds for all codes."""
         return self.scales.numel() == 1
 
     @property

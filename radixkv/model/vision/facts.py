@@ -15,7 +15,7 @@ _MOST_BREAKS = 32
 
 
 def of_grids(config: Any, processor: Any, hf_tokenizer: Any) -> dict[str, Any]:
-    """How many patches of a side are merged (Qwen-VL, GLM-V)."""
+    """Return the number of patches of a side that are merged (Qwen-VL, GLM-V)."""
     return {"merge": int(processor.merge_size)}
 
 

@@ -433,7 +433,7 @@ def _in_order_of_calls(blocks: Sequence[Block]) -> Sequence[Block]:
 
 
 def _as_message(blocks: Sequence[Block]) -> Json:
-    """Return what a message of blocks says of calls, in OpenAI's form."""
+    """Return the calls of a message of blocks, in OpenAI's form."""
     first = blocks[0]
     calls = [
         {"id": block.call_id, "function": {"name": block.name}} for block in blocks if block.kind == "call"

@@ -265,7 +265,7 @@ def _traits(render: RenderText, tools_option: str | None) -> TemplateTraits:
 
 
 def _shows_images_in_results(shown: Callable[..., str], given: Sequence[Any]) -> bool:
-    """Return False if what a template writes for an image of the user's is not there for one in a result."""
+    """Return False if a template writes a mark for an image of the user's, but none for one in a result."""
     image: Mapping[str, str] = {"type": "image"}
     before = shown([_USER]).partition(_QUESTION)[0]
     seen = shown([{"role": "user", "content": [image, {"type": "text", "text": _QUESTION}]}])

@@ -70,7 +70,7 @@ class BatchFolder:
         self._lock = self._worker = -1
 
     def open(self) -> None:
-        """Make what is missing of the folder; before any other call.
+        """Make the folder's missing parts; before any other call.
 
         Raises:
             ConfigError: it can't be made.

@@ -144,7 +144,7 @@ class BatchWorker:
     async def _answer(
         self, app: ASGIApp, stored: StoredBatch, requests: InputFile, answers: OutputFile
     ) -> str:
-        """Ask what has no answer; return the state in which the batch ends."""
+        """Send the lines without an answer; return the state in which the batch ends."""
         if (await self._change(stored, lambda one: None))["status"] == "cancelling":
             return "cancelled"
         async with background_client(app, stored.tenant) as client:

@@ -34,7 +34,7 @@ _KEY_NAME = re.compile(
     r"|(?:api|auth|access|refresh|bearer|session)tokens|(?:basic|o)?auth|pass|pwd"
 )
 _MAX_NAME = 100
-#: What an object under such a name has as its `type` if it is the schema of a field, and holds no key itself.
+#: Values of `type` by which an object under such a name is the schema of a field, and holds no key itself.
 _SCHEMA_TYPES = frozenset({"string", "object", "array", "number", "integer", "boolean", "null"})
 _SCHEMA_FIELDS = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
 _OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
@@ -96,7 +96,7 @@ def record_without_keys(
 
 
 class _ToldTexts:
-    """Texts that the events of a stream tell in pieces, which may be those of a key."""
+    """Texts that come in pieces, event by event of a stream; together the pieces may be a key."""
 
     def __init__(self) -> None:
         self._pieces: dict[tuple[Any, ...], list[str]] = {}

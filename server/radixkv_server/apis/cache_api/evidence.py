@@ -61,7 +61,7 @@ def miss_place(
     if report.reason == "hit":
         return None
     missed = report.num_missed_tokens
-    # Of what is cached there not all may be left: the group knows more.
+    # Some of the cached tokens there may be evicted by now: the group knows more.
     known = 0 if group is None else min(group.recoverable_tokens // max(1, group.count), missed)
     return MissPlace(
         report.num_hit_tokens,

@@ -27,7 +27,7 @@ _NO_TRANSFER = (
 
 
 class UpdateInfo(StrictModel):
-    """Where new weights are.
+    """Place of new weights.
 
     Attributes:
         path: a folder with config.json and safetensors, as `save_pretrained` writes it.
