@@ -97,6 +97,8 @@ SHARED_PER_PROGRAM = {
 _REGISTERS_PER_SM = 65536
 _THREADS_PER_SM = {"sm_80": 2048, "sm_86": 1536, "sm_89": 1536, "sm_90": 2048}
 
+#: Numbers by which queries grow, see `QueryGrowth`.
+_GROWTH = ("growth_scale", "growth_length", "growth_first")
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
@@ -445,13 +447,13 @@ def compile_rotate_write(
     names = rotate_write_kernel.arg_names
     types = {n: "*fp32" if "scale" in n else f"*{dtype}" for n in names if n.endswith("_ptr")}
     types |= {"key_data_ptr": f"*{stored}", "value_data_ptr": f"*{stored}"}
-    types |= {"slots_ptr": "*i64", "rows_ptr": "*i64"}
+    types |= {"slots_ptr": "*i64", "rows_ptr": "*i64", "positions_ptr": "*i64"}
     aligned = [*types, "merged_stride", "rotation_stride", "num_slots"]
     types |= dict.fromkeys(
         ("num_tokens", "num_entries", "merged_stride", "rotation_stride", "num_slots"), "i32"
     )
     types |= dict.fromkeys(("query_weight_stride", "key_weight_stride"), "i32")
-    types |= dict.fromkeys(("query_eps", "key_eps", "value_eps", "limit"), "fp32")
+    types |= dict.fromkeys(("query_eps", "key_eps", "value_eps", "limit", *_GROWTH, "key_multiplier"), "fp32")
     constants = {
         "HQ": heads[0],
         "QD": head_size,
@@ -473,13 +475,16 @@ def compile_rotate_write(
         "KEY_NORM": PLAIN_NORM if norms else 0,
         "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
         "HAS_ROWS": False,
+        "TURNS_FIRST": False,
+        "KEY_SCALED": False,
+        "GROWTH": 0,
     } | flags
     warps = rotation_warps(heads[1], max(turned, head_size - turned))
     return compile_kernel(rotate_write_kernel, types, constants, aligned, target, warps, fp_fusion=False)
 
 
 def compile_latent_write(
-    heads: int, sizes: tuple[int, int, int], stored: str, target: str, dtype: str = "bf16"
+    heads: int, sizes: tuple[int, int, int], stored: str, target: str, dtype: str = "bf16", **flags: int
 ) -> Any:
     """The compiled kernel that turns queries of latents and writes these to a cache of `stored` elements.
 
@@ -489,11 +494,11 @@ def compile_latent_write(
     plain, rest, latent = sizes
     names = latent_write_kernel.arg_names
     types = {n: "*fp32" if "scale" in n else f"*{dtype}" for n in names if n.endswith("_ptr")}
-    types |= {"key_data_ptr": f"*{stored}", "slots_ptr": "*i64", "rows_ptr": "*i64"}
+    types |= {"key_data_ptr": f"*{stored}", "slots_ptr": "*i64", "rows_ptr": "*i64", "positions_ptr": "*i64"}
     aligned = [*types, "query_stride", "latents_stride", "rotation_stride"]
     strides = ("query_stride", "latents_stride", "rotation_stride")
     types |= dict.fromkeys(("num_tokens", "num_entries", *strides), "i32")
-    types |= dict.fromkeys(("eps", "limit"), "fp32")
+    types |= dict.fromkeys(("eps", "limit", *_GROWTH, "latent_multiplier"), "fp32")
     constants = {
         "H": heads,
         "BQ": min(LATENT_QUERY_HEADS, triton.next_power_of_2(heads)),
@@ -510,7 +515,9 @@ def compile_latent_write(
         "NORM": PLAIN_NORM,
         "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
         "HAS_ROWS": False,
-    }
+        "SCALED": False,
+        "GROWTH": 0,
+    } | flags
     return compile_kernel(latent_write_kernel, types, constants, aligned, target, 4, fp_fusion=False)
 
 
@@ -631,6 +638,7 @@ def compile_experts(
     warps, stages = tile.pop("num_warps"), tile.pop("num_stages")
     constants = {"CHOICES": choices, "N": hidden if down else inner, "FORM": weight.form}
     constants |= {"KIND": -1 if down else gate.kind, "ALTERNATE": gate.alternate} | tile
+    constants["ROUTED"] = gate.scales_inputs != down
     return compile_kernel(experts_kernel, types, constants, aligned, target, warps, stages)
 
 
@@ -647,7 +655,14 @@ def compile_stored_product(form: str, inputs: int, outputs: int, rows: int, targ
 
 
 def compile_router(
-    hidden: int, experts: int, routing: Routing, target: str, *, choice_bias: bool = False
+    hidden: int,
+    experts: int,
+    routing: Routing,
+    target: str,
+    *,
+    choice_bias: bool = False,
+    expert_factor: bool = False,
+    identities: int = 0,
 ) -> list[Any]:
     """The compiled kernels around experts: router's product, choice, lists of pairs, sum of choices."""
     tile: dict[str, Any] = dict(product_tile(torch.bfloat16))
@@ -660,9 +675,10 @@ def compile_router(
     )
     types = {"logits_ptr": "*fp32", "choice_bias_ptr": "*fp32", "is_row_ptr": "*i64", "ids_ptr": "*i32"}
     types |= {"weights_ptr": "*bf16" if routing.rounds_weights else "*fp32"}
-    numbers = dict.fromkeys(("epsilon", "factor", "least", "margin"), "fp32")
+    types["expert_factor_ptr"] = "*bf16"
+    numbers = dict.fromkeys(("epsilon", "factor", "least", "margin", "softcap"), "fp32")
     constants = choose_constants(routing, experts)
-    constants |= {"CHOICE_BIAS": choice_bias, "HAS_ROWS": True}
+    constants |= {"CHOICE_BIAS": choice_bias, "HAS_ROWS": True, "EXPERT_FACTOR": expert_factor}
     choice = compile_kernel(
         choose_kernel, types | numbers, constants, list(types), target, num_warps=1, fp_fusion=False
     )
@@ -674,12 +690,14 @@ def compile_router(
         "ids_ptr": "*i32",
         "shared_ptr": "*bf16",
         "gate_ptr": "*bf16",
+        "x_ptr": "*bf16",
+        "route_ptr": "*fp32",
         "out_ptr": "*bf16",
     }
     constants = {"CHOICES": routing.choices, "N": hidden, "BN": 1024, "SHARED": True, "GATED": True}
-    total = compile_kernel(
-        combine_kernel, types | {"experts": "i32"}, constants, list(types), target, fp_fusion=False
-    )
+    constants["IDENTITIES"] = identities
+    numbers = {"experts": "i32", "x_stride": "i32", "multiplier": "fp32"}
+    total = compile_kernel(combine_kernel, types | numbers, constants, list(types), target, fp_fusion=False)
     return [product, choice, lists, total]
 
 

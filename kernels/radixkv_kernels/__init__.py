@@ -12,7 +12,7 @@ Triton and numba load only when a backend that needs them is made.
 from radixkv_kernels.interface import Ahead, AttentionBackend, AttentionPlan
 from radixkv_kernels.kv_cache import Bytes, KVSpec, PagedKV
 from radixkv_kernels.kv_groups import GroupedKV, KVGroup, KVLayout, make_kv
-from radixkv_kernels.norm_rotary import LatentRotation, Norm, Pairs, RotaryTurn, Rotation
+from radixkv_kernels.norm_rotary import LatentRotation, Norm, Pairs, QueryGrowth, RotaryTurn, Rotation
 from radixkv_kernels.reference import reference_attention, reference_paged_attention
 from radixkv_kernels.registry import BACKENDS, make_backend
 
@@ -30,6 +30,7 @@ __all__ = [
     "Norm",
     "PagedKV",
     "Pairs",
+    "QueryGrowth",
     "RotaryTurn",
     "Rotation",
     "make_backend",

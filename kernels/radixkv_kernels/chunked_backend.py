@@ -89,6 +89,9 @@ class ChunkedBackend(AttentionBackend):
     ) -> None:
         self._inner.write(kv, layer, key, value, slots, rows)
 
+    def rotate_and_write(self, *args: Any, **options: Any) -> torch.Tensor:
+        return self._inner.rotate_and_write(*args, **options)
+
     def attend(self, *args: Any, **options: Any) -> torch.Tensor:
         return self._inner.attend(*args, **options)
 

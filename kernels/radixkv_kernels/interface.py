@@ -281,10 +281,12 @@ class AttentionBackend(ABC):
 
         Args:
             query: `[T, Hq, plain + rest]`; latents: `[T, latent + rest]`, see `LatentRotation`.
-            folded: `[T, Hq, D]`, whose elements from `latent` on are written.
+            folded: `[T, Hq, D]`, whose elements from `latent` on are written; all are where queries grow.
             slots, rows: as in `rotate_and_write`.
         """
         spec, start = self.config.spec, rotation.latent
+        if rotation.growth is not None:
+            folded[..., :start] = rotation.growth.apply(folded[..., :start])
         folded[..., start : start + rotation.rest] = rotation.turned(query)
         folded[..., start + rotation.rest :] = 0
         key = rotation.key(latents, spec.head_size)

@@ -97,6 +97,30 @@ class RotaryTurn:
 
 
 @dataclass(frozen=True)
+class QueryGrowth:
+    """Factor of queries by their position: `1 + scale * log(1 + floor((position + first) / length))`.
+
+    Attributes:
+        positions: [T], of any integer type.
+        first: added to positions.
+        rounded: the factor is rounded to the dtype of queries before it multiplies them.
+    """
+
+    positions: Tensor
+    scale: float
+    length: float
+    first: float = 0.0
+    rounded: bool = False
+
+    def apply(self, query: Tensor) -> Tensor:
+        """[T, ..] -> [T, ..]."""
+        steps = torch.floor((self.positions.to(torch.float32) + self.first) / self.length)
+        factors = torch.log1p(steps) * self.scale + 1.0
+        factors = factors.view(-1, *(1 for _ in query.shape[1:]))
+        return query * factors.to(query.dtype) if self.rounded else (query * factors).to(query.dtype)
+
+
+@dataclass(frozen=True)
 class Rotation:
     """Norms and rotation of T tokens' queries, keys and values, from one product to attention.
 
@@ -111,6 +135,9 @@ class Rotation:
             each of their elements.
         gated: each query is followed by a gate of its size, which is left alone.
         shared: values are keys, neither normed by `key_norm` nor turned.
+        turns_first: norms of queries and keys, over each head, come after they turn.
+        key_factor: of keys, first of all.
+        growth: of queries, last of all; None: they don't grow.
     """
 
     turn: RotaryTurn
@@ -119,6 +146,9 @@ class Rotation:
     value_norm: Norm | None = None
     gated: bool = False
     shared: bool = False
+    turns_first: bool = False
+    key_factor: float = 1.0
+    growth: QueryGrowth | None = None
 
     def width(self, num_heads: int, num_kv_heads: int, size: int) -> int:
         """Elements of a row of the product."""
@@ -141,11 +171,19 @@ class Rotation:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[T, width] -> queries, keys and values as attention takes them, [T, heads, size]."""
         query, key, value = self.split(merged, num_heads, num_kv_heads, size)
+        if self.value_norm is not None:
+            value = _normed(value, self.value_norm)
+        if self.key_factor != 1.0:
+            key = key * self.key_factor
+        if self.turns_first:
+            query, key = self.turn.apply(query), self.turn.apply(key)
         query, key = (
-            self.turn.apply(heads if norm is None else _normed(heads, norm))
+            heads if norm is None else _normed(heads, norm)
             for heads, norm in ((query, self.query_norm), (key, self.key_norm))
         )
-        return query, key, value if self.value_norm is None else _normed(value, self.value_norm)
+        if not self.turns_first:
+            query, key = self.turn.apply(query), self.turn.apply(key)
+        return query if self.growth is None else self.growth.apply(query), key, value
 
 
 @dataclass(frozen=True)
@@ -161,22 +199,29 @@ class LatentRotation:
         turn: of the parts that turn, whole, or of none.
         norm: of the latent.
         latent, rest: elements of the latent and of a part that turns.
+        growth: of queries, folded ones, too; None: they don't grow.
+        factor: of the latent behind its norm.
     """
 
     turn: RotaryTurn
     norm: Norm
     latent: int
     rest: int
+    growth: QueryGrowth | None = None
+    factor: float = 1.0
 
     def key(self, latents: Tensor, size: int) -> Tensor:
         """[T, latent + rest] -> keys as they are stored, [T, 1, size], zeros at their ends."""
         latent = self.norm.apply(latents[:, : self.latent])[:, None]
+        if self.factor != 1.0:
+            latent = latent * self.factor
         parts = [latent, self.turn.apply(latents[:, None, self.latent :])]
         return torch.nn.functional.pad(torch.cat(parts, -1), (0, size - self.latent - self.rest))
 
     def turned(self, query: Tensor) -> Tensor:
         """[T, heads, plain + rest] -> the turned parts, [T, heads, rest]."""
-        return self.turn.apply(query[..., -self.rest :])
+        turned = self.turn.apply(query[..., -self.rest :])
+        return turned if self.growth is None else self.growth.apply(turned)
 
 
 def _normed(heads: Tensor, norm: Norm) -> Tensor:

@@ -22,6 +22,7 @@ from torch import nn
 
 from radixkv.model.attention.attention_hook import HEAD_MULTIPLE
 from radixkv.model.attention.latent_attention import Latents
+from radixkv.model.attention.query_scale import QueryScale
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.over_ranks import JoinedOverRanks, SummedOverRanks
@@ -231,8 +232,9 @@ class AttentionParts:
     Attributes:
         merged: the products of queries, keys and values, or one that is all three.
         output: the output product; `joined`: the ranks' shares of its inputs and outputs, if it is shared.
-        query_norm, key_norm, value_norm, gated, shared: as in `Rotation`.
+        query_norm, key_norm, value_norm, gated, shared, turns_first, key_factor: as in `Rotation`.
         turning: of queries and keys.
+        query_scale: of queries by their position; None: there is none.
         scale, window, softcap, sinks: as in `AttentionBackend.attend`.
         names: of the products in `merged`, and of `output`.
     """
@@ -255,6 +257,9 @@ class AttentionParts:
     value_norm: Norm | None = None
     gated: bool = False
     shared: bool = False
+    turns_first: bool = False
+    key_factor: float = 1.0
+    query_scale: QueryScale | None = None
 
     @property
     def inputs(self) -> tuple[nn.Linear, ...]:
@@ -279,7 +284,7 @@ class LatentParts:
         query: the product of queries, or their down product, whose result `query_norm` norms for `query_up`.
         down: the product of latents and what turns of keys; `latent_norm`: of the latents.
         latents: its weights fold queries and outputs.
-        turning, output, scale: as in `AttentionParts`.
+        turning, output, scale, query_scale: as in `AttentionParts`.
         names: of `query` and `down`, of `query_up`, and of `output`.
         indexer: of a sparse attention, whose choice is not used; None: there is none.
     """
@@ -295,6 +300,7 @@ class LatentParts:
     turning: Turning
     scale: float
     names: tuple[tuple[str, str], str, str]
+    query_scale: QueryScale | None = None
     indexer: nn.Module | None = None
 
     @property
@@ -343,6 +349,21 @@ class PerLayerParts:
 
 
 @dataclass(frozen=True)
+class BesideParts:
+    """Routed experts that Gemma 4 has beside an MLP: norm(MLP) + norm(experts(norm(states)))."""
+
+    router: nn.Module
+    experts: nn.Module
+    before: Norm
+    after: Norm
+    after_mlp: Norm
+
+    def without_modules(self) -> BesideParts:
+        """See `AttentionParts.without_products`."""
+        return replace(self, router=cast(Any, None), experts=cast(Any, None))
+
+
+@dataclass(frozen=True)
 class DecoderParts:
     """A decoder layer.
 
@@ -354,6 +375,7 @@ class DecoderParts:
         communicator: sums the results of attention's output product and a gated MLP's last one over ranks;
             None: there is one rank, or they are joined.
         mlp: the module; `gated` describes its parts, if it is a gated MLP.
+        beside: experts whose result is added to the MLP's, before `after_mlp`.
         is_parallel: the MLP is given what attention is given, and both results are added.
         per_layer: added last; factor: one number by which the sum is multiplied then.
         names: of the modules of attention and of the MLP.
@@ -371,6 +393,7 @@ class DecoderParts:
     multiplier: float
     communicator: Communicator | None
     is_parallel: bool = False
+    beside: BesideParts | None = None
     per_layer: PerLayerParts | None = None
     factor: torch.Tensor | None = None
     names: tuple[str, str] = ("self_attn", "mlp")
@@ -423,7 +446,7 @@ def find_norm(module: nn.Module, dtype: torch.dtype, *, any_layer_norm: bool = F
     eps = next((getattr(module, each) for each in _EPSILONS if hasattr(module, each)), None)
     if name == "OlmoLayerNorm":
         eps = 1e-5
-    if not ("RMSNorm" in name or "LayerNorm" in name) or not isinstance(eps, float):
+    if not any(each in name for each in ("RMSNorm", "LayerNorm", "L2Norm")) or not isinstance(eps, float):
         return None
     if is_torch and not any_layer_norm:
         return None

@@ -13,6 +13,7 @@ description is good if a layer made from it gives the same result; who makes one
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,9 +24,11 @@ from torch import Tensor, nn
 
 from radixkv.model.attention.attention_hook import HEAD_MULTIPLE, PlainCausalStep
 from radixkv.model.attention.latent_attention import Latents
+from radixkv.model.attention.query_scale import QueryScale, query_scales
 from radixkv.model.decoder_layers import (
     ACTIVATIONS,
     AttentionParts,
+    BesideParts,
     DecoderParts,
     LatentParts,
     PerLayerParts,
@@ -39,16 +42,18 @@ from radixkv.model.decoder_layers import (
 )
 from radixkv.model.loading.model_checks import position_limit
 from radixkv.model.step_context import call_model, computing
-from radixkv_kernels import LatentRotation, Norm, Pairs, Rotation
+from radixkv_kernels import LatentRotation, Norm, Pairs, QueryGrowth, Rotation
 
 _TOKENS = 7
+#: A distance that no other form of a rotation makes smaller.
+_EQUAL = 1e-6
 #: Largest distance from the layer's own result, over the size of what it adds, that rounding explains.
 _TOLERANCES = {torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 _PRODUCTS = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",), ("q_proj", "k_proj"))
 _OUTPUTS = ("o_proj", "out_proj", "dense")
 _QUERY_NORMS, _KEY_NORMS = (
-    ("q_norm", "q_layernorm", "query_layernorm"),
-    ("k_norm", "k_layernorm", "key_layernorm"),
+    ("q_norm", "q_layernorm", "query_layernorm", "qk_norm"),
+    ("k_norm", "k_layernorm", "key_layernorm", "qk_norm"),
 )
 
 
@@ -195,7 +200,14 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
             norms.append((call, norm))
         elif any(True for _ in call.module.parameters()):
             blocks.append(call)
-    if trace.shares_keys or len(blocks) not in (2, 4) or trace.attended is None:
+    if trace.shares_keys or len(blocks) < 2 or trace.attended is None:
+        return None
+    beside = _describe_beside(layer, norms)
+    if beside is not None:
+        if [call.module for call in blocks[2:4]] != [beside.router, beside.experts]:
+            return None
+        del blocks[2:4]
+    if len(blocks) not in (2, 4):
         return None
     attention, mlp = blocks[:2]
     used: list[_ModuleCall] = []
@@ -219,6 +231,10 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
     before_mlp, _ = giving(mlp.given)
     is_parallel = _same(mlp.given, attention.given)
     after_attention, after_mlp = taking(attention.result), taking(mlp.result)
+    if beside is not None:
+        used += [call for call, _ in norms if call.module in _norms_beside(layer)]
+        after_mlp = next(norm for call, norm in norms if call.module is layer.post_feedforward_layernorm)
+        used += [call for call, _ in norms if call.module is layer.post_feedforward_layernorm]
     per_layer = None
     if len(blocks) == 4:
         per_layer = _describe_per_layer(layer, blocks[2:])
@@ -250,6 +266,7 @@ def describe_traced(trace: LayerTrace, family: str) -> DecoderParts | None:
         multiplier=_multiplier(layer),
         communicator=summed_by(output),
         is_parallel=is_parallel,
+        beside=beside,
         per_layer=per_layer,
         factor=factor.detach() if isinstance(factor, Tensor) else None,
         names=(attention.name, mlp.name),
@@ -266,6 +283,24 @@ def _are_unused(besides: tuple[Any, ...] | None, attention: Any) -> bool:
 def _multiplier(layer: Any) -> float:
     """Factor of both branches."""
     return float(getattr(layer, "residual_multiplier", getattr(layer, "residual_scale", 1.0)))
+
+
+def _norms_beside(layer: Any) -> list[nn.Module]:
+    """Gemma 4's norms of the MLP's result, of the experts' result and of their input."""
+    return [
+        *(layer.post_feedforward_layernorm_1, layer.post_feedforward_layernorm_2),
+        layer.pre_feedforward_layernorm_2,
+    ]
+
+
+def _describe_beside(layer: Any, norms: list[tuple[_ModuleCall, Norm]]) -> BesideParts | None:
+    if not getattr(layer, "enable_moe_block", False):
+        return None
+    found = [norm for each in _norms_beside(layer) for call, norm in norms if call.module is each]
+    if len(found) != 3:
+        return None
+    after_mlp, after, before = found
+    return BesideParts(layer.router, layer.experts, before, after, after_mlp)
 
 
 def _describe_per_layer(layer: Any, blocks: list[_ModuleCall]) -> PerLayerParts | None:
@@ -302,18 +337,36 @@ def _describe_attention(trace: LayerTrace, call: _ModuleCall) -> AttentionParts 
     query_norm, key_norm, value_norm = (
         _norm_of_heads(attention, calls, each, dtype) for each in (_QUERY_NORMS, _KEY_NORMS, ("v_norm",))
     )
-    for turning, gated, shared in itertools.product(_turnings(trace), (False, True), (False, True)):
-        angles = _angles(trace)
-        rotation = Rotation(turning.turn(angles, rows, size), query_norm, key_norm, value_norm, gated, shared)
+    # Forms of one result differ in rounding alone, or not even so: the nearest is it, the usual one first.
+    least: float = math.inf
+    best: tuple[Turning, QueryScale | None, Rotation] | None = None
+    factor = float(getattr(attention, "key_multiplier", 1.0))
+    either = (False, True)
+    for turning, scale, gated, shared, turns_first in itertools.product(
+        _turnings(trace), [None, *query_scales(attention)], either, either, either
+    ):
+        rotation = Rotation(
+            *(turning.turn(_angles(trace), rows, size), query_norm, key_norm, value_norm),
+            gated=gated,
+            shared=shared,
+            turns_first=turns_first,
+            key_factor=factor,
+            growth=_growth(trace, scale),
+        )
         if rotation.width(num_heads, num_kv_heads, size) != rows.shape[1]:
             continue
         if not _has_known_norms(rotation, size):
-            return None
+            continue
         found = rotation.apply(rows, num_heads, num_kv_heads, size)
-        if all(_near(a, b, b) for a, b in zip(found, (query, key, value), strict=True)):
+        distance = max(_distance(a, b, b) for a, b in zip(found, (query, key, value), strict=True))
+        if distance < least:
+            least, best = distance, (turning, scale, rotation)
+        if distance < _EQUAL:
             break
-    else:
+    if best is None or least > _tolerance(dtype):
         return None
+    turning, scale, rotation = best
+    gated = rotation.gated
     inputs = calls[last].given.reshape(len(rows), -1)
     attended = asked["out"].reshape(len(rows), -1)
     if gated:
@@ -338,7 +391,10 @@ def _describe_attention(trace: LayerTrace, call: _ModuleCall) -> AttentionParts 
         sinks=None if sinks is None else sinks.detach().to(torch.float32),
         value_norm=value_norm,
         gated=gated,
-        shared=shared,
+        shared=rotation.shared,
+        turns_first=rotation.turns_first,
+        key_factor=factor,
+        query_scale=scale,
         names=(names, last),
     )
 
@@ -368,15 +424,20 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
     queries = queries.unflatten(1, (-1, latents.nope + latents.rope))
     wanted = asked["query"][..., latents.latent : latents.latent + latents.rope]
     folded = latents.fold_query(queries)[..., : latents.latent]
-    if not _near(folded, asked["query"][..., : latents.latent], folded):
-        return None
-    for turning in _turnings(trace, is_gathered=True):
-        turn = turning.turn(_angles(trace), rows, latents.rope)
-        rotation = LatentRotation(turn, norm, latents.latent, latents.rope)
+    for turning, scale in itertools.product(
+        _turnings(trace, is_gathered=True), [None, *query_scales(attention)]
+    ):
+        turn, growth = turning.turn(_angles(trace), rows, latents.rope), _growth(trace, scale)
+        rotation = LatentRotation(turn, norm, latents.latent, latents.rope, growth)
         if turn.size not in (0, latents.rope):
             continue
+        grown = folded if growth is None else growth.apply(folded)
         turned, key = rotation.turned(queries), rotation.key(rows, latents.key_size)
-        if _near(turned, wanted, wanted) and _near(key, asked["key"], key):
+        if (
+            _near(grown, asked["query"][..., : latents.latent], grown)
+            and _near(turned, wanted, wanted)
+            and _near(key, asked["key"], key)
+        ):
             break
     else:
         return None
@@ -397,6 +458,7 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
         turning=turning,
         scale=float(asked["scale"]),
         names=((first, "kv_a_proj_with_mqa"), up, "o_proj"),
+        query_scale=scale,
         indexer=getattr(attention, "indexer", None),
     )
 
@@ -418,7 +480,8 @@ def _has_known_norms(rotation: Rotation, size: int) -> bool:
     if any(norm.bias is not None for norm in present) or over_all[2]:
         return False
     if over_all[0] or over_all[1]:
-        return over_all[0] and over_all[1] and not rotation.gated and not any(n.centered for n in present)
+        has_others = rotation.gated or rotation.turns_first or any(n.centered for n in present)
+        return over_all[0] and over_all[1] and not has_others
     return norms[2] is None or not norms[2].centered
 
 
@@ -456,10 +519,23 @@ def _near(found: Tensor, wanted: Tensor, scale: Tensor, *, most: bool = False) -
     way."""
     if found.shape != wanted.shape:
         return False
+    return _distance(found, wanted, scale, most=most) <= _tolerance(wanted.dtype)
+
+
+def _distance(found: Tensor, wanted: Tensor, scale: Tensor, *, most: bool = False) -> float:
+    """See `_near`; of numbers that are none, infinity."""
     size = scale.float().flatten(1).norm(dim=1).clamp_min(1e-9)
     distance = (found.float() - wanted.float()).flatten(1).norm(dim=1) / size
-    worst = distance.median() if most else distance.max()
-    return bool(worst <= _TOLERANCES.get(wanted.dtype, 1e-4))
+    worst = float(distance.median() if most else distance.max())
+    return math.inf if math.isnan(worst) else worst
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return _TOLERANCES.get(dtype, 1e-4)
+
+
+def _growth(trace: LayerTrace, scale: QueryScale | None) -> QueryGrowth | None:
+    return None if scale is None else scale.at(trace.positions)
 
 
 @torch.no_grad()
@@ -474,4 +550,4 @@ def confirms(trace: LayerTrace, made: Any) -> bool:
         out = _first(made(*arguments, **keywords))
     assert out is not None
     change = trace.result[0] - trace.given[0]
-    return _near(out[0], trace.result[0], change, most=made.gated is None)
+    return _near(out[0], trace.result[0], change, most=made.gated is None or made.beside is not None)

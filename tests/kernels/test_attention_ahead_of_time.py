@@ -214,6 +214,12 @@ def test_kernels_between_products(target: str) -> None:
         kernels["norms over all heads"] = aot.compile_rotate_write(
             (32, 8), 128, 128, "bf16", target, norms=True, WHOLE=1
         )
+        kernels["heads normed after they turn"] = aot.compile_rotate_write(
+            (32, 8), 128, 128, "bf16", target, norms=True, TURNS_FIRST=1, KEY_SCALED=1
+        )
+        kernels["queries that grow"] = aot.compile_rotate_write(
+            (40, 8), 128, 128, "bf16", target, PAIRS=1, STEP=2, GROWTH=1
+        )
         kernels["gated"] = aot.compile_rotate_write((16, 2), 256, 64, "bf16", target, norms=True, QD=512)
         kernels["rotate normed heads"] = aot.compile_rotate_write((32, 8), 128, 128, "i8", target, norms=True)
         # Latents of DeepSeek V3 and their queries, 4 bytes of two neighbours at a time.
@@ -223,6 +229,8 @@ def test_kernels_between_products(target: str) -> None:
             )
             assert (latents.spill_bytes, latents.registers <= 64) == (0, True)
             assert "fma.rn.f32" not in compiled.asm["ptx"]
+        grown = aot.compile_latent_write(128, (128, 64, 512), "bf16", target, GROWTH=2, SCALED=1)
+        assert aot.inspect_kernel(grown, target).spill_bytes == 0
         kernels["rotate a part"] = aot.compile_rotate_write((32, 32), 96, 48, "bf16", target)
     if target == "sm_90" and "RADIXKV_NIGHTLY" in os.environ:
         kernels["rotate many to fp8"] = aot.compile_rotate_write((64, 32), 128, 128, "fp8e4nv", target)

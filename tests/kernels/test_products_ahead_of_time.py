@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from benchmarks import ahead_of_time as aot  # noqa: E402
 from radixkv_kernels.triton.experts import Gate  # noqa: E402
-from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, Routing  # noqa: E402
+from radixkv_kernels.triton.router import CHOSEN_SIGMOID, LOGITS, SIGMOID, SOFTMAX, Routing  # noqa: E402
 
 #: Assemblers before that of triton 3.9 spill a few words of bookkeeping in places.
 SPILL_LIMIT = 0 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else 64
@@ -79,11 +79,18 @@ def test_experts_in_float32() -> None:
             256,
             Routing(8, SIGMOID, rounds_logits=False, groups=8, kept_groups=4, best_of_group=2, factor=2.5),
         ),
+        pytest.param(256, Routing(8, SIGMOID, rounds_weights=True, softcap=30.0), marks=pytest.mark.nightly),
+        pytest.param(
+            128, Routing(1, CHOSEN_SIGMOID, rounds_scores=True, normalised=False), marks=pytest.mark.nightly
+        ),
     ],
-    ids=["softmax", "logits", "groups"],
+    ids=["softmax", "logits", "groups", "softcap", "chosen sigmoid"],
 )
 def test_routers(experts: int, routing: Routing) -> None:
-    for kernel in aot.compile_router(2048, experts, routing, "sm_90", choice_bias=routing.groups > 1):
+    others = {"expert_factor": routing.softcap > 0, "identities": 256 if routing.softcap else 0}
+    for kernel in aot.compile_router(
+        2048, experts, routing, "sm_90", choice_bias=routing.groups > 1, **others
+    ):
         check(kernel, products=False)
 
 

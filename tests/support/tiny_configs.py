@@ -120,6 +120,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm": ("stablelm", {}),
     "nemotron": ("nemotron", {}),
     "phimoe": ("phimoe", dict(_TWO_OF_FOUR, sliding_window=None)),
+    "hunyuan": ("hunyuan_v1_dense", dict(head_dim=16)),
+    "ministral3": ("ministral3", dict(head_dim=16, sliding_window=None)),
+    "gemma4-moe": ("gemma4_text", dict(
+        _GEMMA, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+        enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=40,
+    ) | dict(hidden_size_per_layer_input=0)),
     "hunyuan-moe": ("hunyuan_v1_moe", dict(num_experts=4, moe_topk=2, head_dim=16)),
     "falcon": ("falcon", dict(new_decoder_architecture=True, num_kv_heads=2, alibi=False)),
     "falcon-alibi": ("falcon", dict(new_decoder_architecture=False, multi_query=False, alibi=True)),

@@ -45,12 +45,16 @@ class Gate:
         activation: one of `ACTIVATIONS`, or "clamped".
         alternate: gates and ups are outputs in turns; else all gates come first.
         limit, alpha: of "clamped".
+        scales_inputs: a route's weight multiplies its row before the first product, not after the last.
+        identities: so many experts behind those with weights give a row back as it is.
     """
 
     activation: str
     alternate: bool = False
     limit: float = 0.0
     alpha: float = 0.0
+    scales_inputs: bool = False
+    identities: int = 0
 
     @property
     def kind(self) -> int:
@@ -96,9 +100,11 @@ def experts_kernel(
     KIND: tl.constexpr,
     ALTERNATE: tl.constexpr,
     FORM: tl.constexpr,
+    ROUTED: tl.constexpr,
 ):
     """Grid (ceil(N / BN), experts, parts). Gated (KIND >= 0): out [pairs, N], x by row, weights of 2 N
-    outputs. Else out float32 [pairs, N] = route * (weights x_pair + bias)."""
+    outputs. Else out float32 [pairs, N] = weights x_pair + bias. ROUTED: times the route's weight, the
+    product or, gated, gates and ups."""
     GATED: tl.constexpr = KIND >= 0
     expert = tl.program_id(1)
     count = tl.load(counts_ptr + expert)
@@ -124,23 +130,28 @@ def experts_kernel(
         row = pair // CHOICES if GATED else pair
         acc, up = multiply_tile(x_ptr, row, on, w, first, second, inside, BM, BN, BK, FORM, GATED)
         at = out_ptr + pair.to(tl.int64)[None, :] * N + n[:, None]
-        if not GATED:
-            acc *= tl.load(route_ptr + pair, mask=on, other=0.0)[None, :]
-        elif KIND == 3:
+        if ROUTED:
+            weight = tl.load(route_ptr + pair, mask=on, other=0.0)[None, :]
+            acc *= weight
+            if GATED:
+                up *= weight
+        if KIND == 3:
             acc = tl.minimum(acc, limit)
             up = tl.minimum(tl.maximum(up, -limit), limit)
             acc = (up + 1.0) * (acc / (1.0 + tl.exp(-acc * alpha)))
-        else:
+        elif GATED:
             acc = activate(acc, KIND) * up
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=inside[:, None] & on[None, :])
 
 
 @triton.jit
 def combine_kernel(
-    y_ptr, ids_ptr, shared_ptr, gate_ptr, out_ptr, experts, CHOICES: tl.constexpr, N: tl.constexpr,
-    BN: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,
+    y_ptr, ids_ptr, shared_ptr, gate_ptr, x_ptr, route_ptr, out_ptr, experts, x_stride, multiplier,
+    CHOICES: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr,
+    IDENTITIES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, ceil(N / BN)): out [T, N] = the sum of a row's choices, and of a shared expert's result."""
+    """Grid (rows, ceil(N / BN)): out [T, N] = the sum of a row's choices, and of a shared expert's result,
+    times a number. IDENTITIES: as many experts behind the others give the row back."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     inside = n < N
@@ -151,6 +162,10 @@ def combine_kernel(
         expert = tl.load(ids_ptr + pair)
         if (expert >= 0) & (expert < experts):
             total += tl.load(y_ptr + pair * N + n, mask=inside, other=0.0)
+        if IDENTITIES:  # noqa: SIM102, a constant
+            if (expert >= experts) & (expert < experts + IDENTITIES):
+                x = tl.load(x_ptr + row * x_stride + n, mask=inside, other=0.0).to(tl.float32)
+                total += (x * tl.load(route_ptr + pair)).to(dtype).to(tl.float32)
     if SHARED:
         added = tl.load(shared_ptr + row * N + n, mask=inside, other=0.0).to(tl.float32)
         if GATED:
@@ -158,7 +173,7 @@ def combine_kernel(
             gate = (1.0 / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
             added = (gate * added).to(dtype).to(tl.float32)
         total = total.to(dtype).to(tl.float32) + added
-    tl.store(out_ptr + row * N + n, total.to(dtype), mask=inside)
+    tl.store(out_ptr + row * N + n, (total * multiplier).to(dtype), mask=inside)
 
 
 def run_experts(
@@ -170,6 +185,8 @@ def run_experts(
     gate: Gate,
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
+    *,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
     """Route rows through their experts, whose activation is rounded to the rows' dtype, all else in float32.
 
@@ -179,6 +196,7 @@ def run_experts(
         route: float32 [T, K], their weights.
         gate_up: [E, 2 I, H]; down: [E, H, I].
         shared: [T, H], added; `shared_gate` [T], whose sigmoid multiplies it before.
+        multiplier: of the sum.
 
     Returns:
         [T, H].
@@ -186,8 +204,10 @@ def run_experts(
     parts = []
     for start in range(0, len(states), MAX_ROWS):
         own = slice(start, start + MAX_ROWS)
-        extras = (None if each is None else each[own] for each in (shared, shared_gate))
-        parts.append(_run(states[own], ids[own], route[own], gate_up, down, gate, *extras))
+        added, added_gate = (None if each is None else each[own] for each in (shared, shared_gate))
+        parts.append(
+            _run(states[own], ids[own], route[own], gate_up, down, gate, added, added_gate, multiplier)
+        )
     if not parts:
         return states.new_empty(0, down.out_features)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -202,6 +222,7 @@ def _run(
     gate: Gate,
     shared: torch.Tensor | None,
     shared_gate: torch.Tensor | None,
+    multiplier: float,
 ) -> torch.Tensor:
     rows, choices = ids.shape
     experts = gate_up.codes.shape[0]
@@ -227,9 +248,11 @@ def _run(
             KIND=kind,
             ALTERNATE=gate.alternate,
             FORM=weight.form,
+            ROUTED=gate.scales_inputs == (kind >= 0),
             **tile,
         )
-    return combine(results, ids, experts, states.dtype, shared, shared_gate)
+    extras: Any = {"identities": gate.identities, "multiplier": multiplier}
+    return combine(results, ids, experts, states, shared, shared_gate, route, **extras)
 
 
 def list_pairs(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -246,13 +269,17 @@ def combine(
     results: torch.Tensor,
     ids: torch.Tensor,
     experts: int,
-    dtype: torch.dtype,
+    states: torch.Tensor,
     shared: torch.Tensor | None = None,
     shared_gate: torch.Tensor | None = None,
+    route: torch.Tensor | None = None,
+    *,
+    identities: int = 0,
+    multiplier: float = 1.0,
 ) -> torch.Tensor:
-    """Sum up a row's choices in their order: float32 [T * K, H] -> [T, H]; see `run_experts`."""
+    """Sum up a row's choices in their order: float32 [T * K, H] -> [T, H]; see `run_experts` and `Gate`."""
     (rows, choices), width = ids.shape, results.shape[1]
-    out = results.new_empty(rows, width, dtype=dtype)
+    out = states.new_empty(rows, width)
     block = min(1024, triton.next_power_of_2(width))
     options: dict[str, Any] = {"SHARED": shared is not None, "GATED": shared_gate is not None}
     combine_kernel[(rows, -(-width // block))](
@@ -260,11 +287,16 @@ def combine(
         ids,
         results if shared is None else shared,
         results if shared_gate is None else shared_gate,
+        states,
+        results if route is None else route,
         out,
         experts,
+        states.stride(0),
+        multiplier,
         CHOICES=choices,
         N=width,
         BN=block,
+        IDENTITIES=identities,
         num_warps=4,
         enable_fp_fusion=False,
         **options,

@@ -10,12 +10,14 @@ values beside them. It rounds where torch's operators do (see `Rotation`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from radixkv_kernels.kv_cache import KVSpec, PagedKV
-from radixkv_kernels.norm_rotary import Norm, RotaryTurn, Rotation
+from radixkv_kernels.norm_rotary import Norm, QueryGrowth, RotaryTurn, Rotation
 from radixkv_kernels.triton.residual_norm import CENTERED, WEIGHTED, norm_kind, rms_factor, weighted
 from radixkv_kernels.triton.write import cache_pointers, cache_shape, quantized, row_scale, store_rows
 
@@ -70,14 +72,37 @@ def _row_factor(row_ptr, eps, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _normed(
+    x, y, z, column, second, rest, turns, rests, valid, row_factor, weight_ptr, weight_at, eps,
+    D: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr, DTYPE: tl.constexpr,
+):  # fmt: skip
+    """The three parts of heads (see `_turned`), normed. WHOLE: `row_factor` is the norm's."""
+    if CENTERED & KIND:
+        mean = ((tl.sum(x, 1) + tl.sum(y, 1) + tl.sum(z, 1)) / D)[:, None]
+        x = tl.where(turns[None, :], x - mean, 0.0)
+        y = tl.where(turns[None, :], y - mean, 0.0)
+        z = tl.where(rests[None, :], z - mean, 0.0)
+    if WHOLE:
+        factor = row_factor
+    else:
+        factor = rms_factor(tl.sum(x * x, 1) + tl.sum(y * y, 1) + tl.sum(z * z, 1), eps, D)[:, None]
+    weight_at = tl.where(valid, weight_at, -1)
+    x = _weighted_part(x, factor, weight_ptr, weight_at, column, turns, KIND, DTYPE)
+    y = _weighted_part(y, factor, weight_ptr, weight_at, second, turns, KIND, DTYPE)
+    z = _weighted_part(z, factor, weight_ptr, weight_at, rest, rests, KIND, DTYPE)
+    return x, y, z
+
+
+@triton.jit
 def _turned(
     merged_ptr, at, valid, row_factor, token, cosines_ptr, sines_ptr, rotation_stride, weight_ptr, weight_at,
-    eps, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr, STEP: tl.constexpr,
-    PAIRS: tl.constexpr, ROUNDED: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr,
-    DTYPE: tl.constexpr,
+    eps, multiplier, D: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr,
+    STEP: tl.constexpr, PAIRS: tl.constexpr, ROUNDED: tl.constexpr, KIND: tl.constexpr,
+    WHOLE: tl.constexpr, LAST: tl.constexpr, SCALED: tl.constexpr, DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Heads at `at` [heads], normed and rotated, as float32: first and second elements of the R / 2 pairs,
-    and elements [R, D). WHOLE: `row_factor` is the norm's."""
+    and elements [R, D). WHOLE: `row_factor` is the norm's. LAST: they turn before they are normed. SCALED:
+    times `multiplier`, before both."""
     HALF: tl.constexpr = R // 2
     pair = tl.arange(0, RP)
     turns = pair < HALF
@@ -88,25 +113,37 @@ def _turned(
     x = _load(merged_ptr, at, column, turns, valid)
     y = _load(merged_ptr, at, second, turns, valid)
     z = _load(merged_ptr, at, rest, rests, valid)
-    if KIND:
-        if CENTERED & KIND:
-            mean = ((tl.sum(x, 1) + tl.sum(y, 1) + tl.sum(z, 1)) / D)[:, None]
-            x = tl.where(turns[None, :], x - mean, 0.0)
-            y = tl.where(turns[None, :], y - mean, 0.0)
-            z = tl.where(rests[None, :], z - mean, 0.0)
-        if WHOLE:
-            factor = row_factor
-        else:
-            factor = rms_factor(tl.sum(x * x, 1) + tl.sum(y * y, 1) + tl.sum(z * z, 1), eps, D)[:, None]
-        weight_at = tl.where(valid, weight_at, -1)
-        x = _weighted_part(x, factor, weight_ptr, weight_at, column, turns, KIND, DTYPE)
-        y = _weighted_part(y, factor, weight_ptr, weight_at, second, turns, KIND, DTYPE)
-        z = _weighted_part(z, factor, weight_ptr, weight_at, rest, rests, KIND, DTYPE)
+    if SCALED:
+        x = (x * multiplier).to(DTYPE).to(tl.float32)
+        y = (y * multiplier).to(DTYPE).to(tl.float32)
+        z = (z * multiplier).to(DTYPE).to(tl.float32)
+    if KIND and not LAST:
+        x, y, z = _normed(
+            x, y, z, column, second, rest, turns, rests, valid, row_factor, weight_ptr, weight_at, eps, D,
+            KIND, WHOLE, DTYPE,
+        )  # fmt: skip
     angle = token * rotation_stride + pair * STEP
     cosine = tl.load(cosines_ptr + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
     sine = tl.load(sines_ptr + angle, mask=turns, other=0.0).to(tl.float32)[None, :]
     x, y = turned_pair(x, y, cosine, sine, ROUNDED, DTYPE)
+    if KIND and LAST:
+        x, y, z = _normed(
+            x, y, z, column, second, rest, turns, rests, valid, row_factor, weight_ptr, weight_at, eps, D,
+            KIND, WHOLE, DTYPE,
+        )  # fmt: skip
     return x, y, z
+
+
+@triton.jit
+def growth_factor(
+    positions_ptr, token, scale, length, first, ROUNDED: tl.constexpr, DTYPE: tl.constexpr
+):  # fmt: skip
+    """The float32 factor of a token's queries, see `QueryGrowth`."""
+    position = tl.load(positions_ptr + token).to(tl.float32)
+    factor = 1.0 + tl.log(1.0 + tl.floor(tl.div_rn(position + first, length))) * scale
+    if ROUNDED:
+        factor = factor.to(DTYPE).to(tl.float32)
+    return factor
 
 
 @triton.jit
@@ -151,17 +188,20 @@ def rotate_write_kernel(
     merged_ptr, query_ptr, cosines_ptr, sines_ptr, query_weight_ptr, key_weight_ptr, value_weight_ptr,
     key_data_ptr, value_data_ptr, key_scale_ptr, value_scale_ptr, slots_ptr, rows_ptr, num_tokens,
     num_entries, merged_stride, rotation_stride, query_eps, key_eps, value_eps, query_weight_stride,
-    key_weight_stride, num_slots, limit,
+    key_weight_stride, num_slots, limit, key_multiplier, positions_ptr, growth_scale, growth_length,
+    growth_first,
     HQ: tl.constexpr, BQ: tl.constexpr, QD: tl.constexpr, HKV: tl.constexpr, HP: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr, R: tl.constexpr, RP: tl.constexpr, SP: tl.constexpr,
     STEP: tl.constexpr, PAIRS: tl.constexpr, ROUNDED: tl.constexpr, QUERY_NORM: tl.constexpr,
     KEY_NORM: tl.constexpr, VALUE_NORM: tl.constexpr, WHOLE: tl.constexpr, SHARED: tl.constexpr,
-    KIND: tl.constexpr, HAS_ROWS: tl.constexpr,
+    KIND: tl.constexpr, HAS_ROWS: tl.constexpr, TURNS_FIRST: tl.constexpr, KEY_SCALED: tl.constexpr,
+    GROWTH: tl.constexpr,
 ):  # fmt: skip
     """Grid (max(tokens, entries), ceil(HQ / BQ) + 1): BQ query heads of a token each; last, an entry's keys
     and values. QD: elements from a query to the next. RP and SP: R / 2 and D - R, padded. STEP: elements from
     an angle to the next. PAIRS: a `Pairs`. QUERY_NORM and so on: kinds of norms, WHOLE: those of queries and
-    keys are over all heads. SHARED: values lie where keys do. KIND and the rest: as in `write_kernel`."""
+    keys are over all heads. SHARED: values lie where keys do. TURNS_FIRST, KEY_SCALED: see `Rotation`.
+    GROWTH: queries grow, 2: by rounded factors. KIND and the rest: as in `write_kernel`."""
     dtype: tl.constexpr = merged_ptr.dtype.element_ty
     index = tl.program_id(0)
     part = tl.program_id(1)
@@ -175,9 +215,14 @@ def rotate_write_kernel(
                 row_factor = _row_factor(merged_ptr + token * merged_stride, query_eps, HQ * D)
             x, y, z = _turned(
                 merged_ptr, token * merged_stride + head * QD, head < HQ, row_factor, token, cosines_ptr,
-                sines_ptr, rotation_stride, query_weight_ptr, head * query_weight_stride, query_eps, D, R,
-                RP, SP, STEP, PAIRS, ROUNDED, QUERY_NORM, WHOLE, dtype,
+                sines_ptr, rotation_stride, query_weight_ptr, head * query_weight_stride, query_eps, 1.0, D,
+                R, RP, SP, STEP, PAIRS, ROUNDED, QUERY_NORM, WHOLE, TURNS_FIRST, False, dtype,
             )  # fmt: skip
+            if GROWTH:
+                grown = growth_factor(
+                    positions_ptr, token, growth_scale, growth_length, growth_first, GROWTH == 2, dtype
+                )
+                x, y, z = x * grown, y * grown, z * grown
             _store_head(query_ptr, (token * HQ + head) * D, head < HQ, x, y, z, D, R, RP, SP, PAIRS)
     elif index < num_entries:
         slot = tl.load(slots_ptr + index)
@@ -193,7 +238,8 @@ def rotate_write_kernel(
             first, second, third = _turned(
                 keys_ptr, source * merged_stride + stored_head * D, stored_head < HKV, key_factor, source,
                 cosines_ptr, sines_ptr, rotation_stride, key_weight_ptr, stored_head * key_weight_stride,
-                key_eps, D, R, RP, SP, STEP, PAIRS, ROUNDED, KEY_NORM, WHOLE, dtype,
+                key_eps, key_multiplier, D, R, RP, SP, STEP, PAIRS, ROUNDED, KEY_NORM, WHOLE, TURNS_FIRST,
+                KEY_SCALED, dtype,
             )  # fmt: skip
             _store_key(
                 key_data_ptr, key_scale_ptr, stored_head.to(tl.int64) * num_slots + slot, stored_head < HKV,
@@ -246,7 +292,7 @@ def rotate_and_write_rows(
     Raises:
         ValueError: a layout that the kernel does not read.
     """
-    tokens, spec, turn = len(merged), kv.spec, rotation.turn
+    tokens, spec, turn, growth = len(merged), kv.spec, rotation.turn, rotation.growth
     norms = (rotation.query_norm, rotation.key_norm, rotation.value_norm)
     check_rows(merged, turn)
     check_norms(rotation, num_query_heads, spec)
@@ -271,6 +317,8 @@ def rotate_and_write_rows(
             *(0.0 if norm is None else norm.eps for norm in norms),
             *(_weight_stride(norm, spec.head_size) for norm in norms[:2]),
             **cache_shape(spec),
+            key_multiplier=rotation.key_factor,
+            **growth_arguments(growth, slots),
             HQ=num_query_heads,
             BQ=heads,
             QD=spec.head_size * (1 + rotation.gated),
@@ -286,10 +334,22 @@ def rotate_and_write_rows(
             WHOLE=whole,
             SHARED=rotation.shared,
             HAS_ROWS=rows is not None,
+            TURNS_FIRST=rotation.turns_first,
+            KEY_SCALED=rotation.key_factor != 1.0,
             num_warps=rotation_warps(spec.num_kv_heads, max(turn.size, spec.head_size - turn.size)),
             enable_fp_fusion=False,
         )
     return query
+
+
+def growth_arguments(growth: QueryGrowth | None, integers: torch.Tensor) -> dict[str, Any]:
+    """Arguments of the kernels that let queries grow; `integers`: stand for positions that none reads."""
+    if growth is None:
+        numbers: tuple[Any, ...] = (integers, 0.0, 1.0, 0.0)
+    else:
+        numbers = (growth.positions, growth.scale, growth.length, growth.first)
+    names = ("positions_ptr", "growth_scale", "growth_length", "growth_first")
+    return dict(zip(names, numbers, strict=True)) | {"GROWTH": 0 if growth is None else 1 + growth.rounded}
 
 
 def is_over_all(norm: Norm | None, size: int) -> bool:
@@ -309,8 +369,11 @@ def check_norms(rotation: Rotation, num_query_heads: int, spec: KVSpec) -> None:
     over_all = is_over_all(query, spec.head_size)
     if any(norm is not None and norm.bias is not None for norm in (query, key, value)):
         raise ValueError("norms of heads have no biases")
-    if over_all and (rotation.gated or key is None or (query is not None and query.centered)):
-        raise ValueError("norms over all heads are of queries and keys both, without gates and means")
+    has_others = rotation.gated or rotation.turns_first or (query is not None and query.centered)
+    if over_all and (has_others or key is None):
+        raise ValueError(
+            "norms over all heads are of queries and keys, before they turn, without gates and means"
+        )
     if over_all and not is_over_all(key, spec.head_size) and spec.num_kv_heads > 1:
         raise ValueError("the norms of queries and keys must both be over all heads, or both over each")
     if value is not None and value.centered:

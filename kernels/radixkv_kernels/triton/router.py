@@ -5,7 +5,7 @@
     groups   the best groups of experts, by the sum of their two best (DeepSeek V3) or their best one (V2)
     choice   the K highest scores, of equal ones the first; with a bias that counts for the choice only
     weights  their scores: divided by their sum, or softmax among them (gpt-oss), or among those of the
-             remaining logits that are nearly as high (Phi-MoE); times a factor
+             remaining logits that are nearly as high (Phi-MoE), or their sigmoids (Llama 4); times a factor
 
 A row's bits depend on itself only. Rows of a graph beyond the step's get the expert -1.
 """
@@ -22,7 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-SOFTMAX, SIGMOID, LOGITS, SPARSE = range(4)
+SOFTMAX, SIGMOID, LOGITS, SPARSE, CHOSEN_SIGMOID = range(5)
 _TILE = 16
 
 
@@ -32,10 +32,11 @@ class Routing:
 
     Attributes:
         choices: experts of a row.
-        scores: SOFTMAX, SIGMOID, LOGITS or SPARSE; of LOGITS, weights are the softmax of those chosen; of
-            SPARSE, each is the softmax of logits that are not chosen yet and at most `margin` of the higher
-            magnitude below it.
-        rounds_logits: logits are rounded to the rows' dtype.
+        scores: SOFTMAX, SIGMOID, LOGITS, SPARSE or CHOSEN_SIGMOID; of LOGITS, weights are the softmax of
+            those chosen; of SPARSE, each is the softmax of logits that are not chosen yet and at most
+            `margin` of the higher magnitude below it; of CHOSEN_SIGMOID, the sigmoid of each chosen logit.
+        rounds_logits: logits are rounded to the rows' dtype; `rounds_scores`: so are scores of all experts.
+        softcap: of logits; 0: there is none.
         rounds_weights: weights are.
         normalised: weights are divided by their sum and `epsilon`, or by `least`, if that is more.
         factor: of weights, at last.
@@ -54,6 +55,8 @@ class Routing:
     best_of_group: int = 1
     least: float = 0.0
     margin: float = 0.0
+    rounds_scores: bool = False
+    softcap: float = 0.0
 
 
 @triton.jit
@@ -104,10 +107,12 @@ def rounded(x, pointer):
 
 @triton.jit
 def choose_kernel(
-    logits_ptr, choice_bias_ptr, is_row_ptr, ids_ptr, weights_ptr, epsilon, factor, least, margin,
+    logits_ptr, choice_bias_ptr, expert_factor_ptr, is_row_ptr, ids_ptr, weights_ptr, epsilon, factor, least,
+    margin, softcap,
     E: tl.constexpr, CHOICES: tl.constexpr, KP: tl.constexpr, G: tl.constexpr, GP: tl.constexpr,
     S: tl.constexpr, SP: tl.constexpr, KEPT: tl.constexpr, BEST: tl.constexpr, SCORES: tl.constexpr,
     CHOICE_BIAS: tl.constexpr, NORMALISED: tl.constexpr, HAS_ROWS: tl.constexpr,
+    ROUNDS_SCORES: tl.constexpr, SOFTCAP: tl.constexpr, EXPERT_FACTOR: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows): int32 ids and weights [T, CHOICES] of float32 logits [T, E], E = G groups of S."""
     row = tl.program_id(0)
@@ -123,11 +128,17 @@ def choose_kernel(
     index = g[:, None] * S + s[None, :]
     exists = (g < G)[:, None] & (s < S)[None, :]
     score = tl.load(logits_ptr + row.to(tl.int64) * E + index, mask=exists, other=float("-inf"))
+    if SOFTCAP:  # tanh by an exponential that can't overflow
+        power = tl.exp(-2.0 * tl.abs(score / softcap))
+        tanh = (1.0 - power) / (1.0 + power) * tl.where(score < 0, -1.0, 1.0)
+        score = tl.where(exists, softcap * tanh, score)
     if SCORES == 0:
         score = tl.exp(score - highest(score))
         score = score / tl.sum(tl.sum(score, 1), 0)
     elif SCORES == 1:
         score = 1.0 / (1.0 + tl.exp(-score))
+    if ROUNDS_SCORES:
+        score = rounded(score, weights_ptr)
     choice = score
     if CHOICE_BIAS:
         choice += tl.load(choice_bias_ptr + index, mask=exists, other=0.0).to(tl.float32)
@@ -168,9 +179,17 @@ def choose_kernel(
         chosen = tl.where(j < CHOICES, chosen, float("-inf"))
         chosen = tl.exp(chosen - tl.max(chosen, 0))
         chosen = chosen / tl.sum(chosen, 0)
+    elif SCORES == 4:
+        chosen = tl.where(j < CHOICES, 1.0 / (1.0 + tl.exp(-chosen)), 0.0)
+        if ROUNDS_SCORES:
+            chosen = rounded(chosen, weights_ptr)
+        if NORMALISED:
+            chosen = chosen / tl.sum(chosen, 0)
     elif NORMALISED:
         chosen = chosen / tl.maximum(tl.sum(chosen, 0) + epsilon, least)
     chosen = chosen * factor
+    if EXPERT_FACTOR:
+        chosen *= tl.load(expert_factor_ptr + ids).to(tl.float32)
     tl.store(ids_ptr + at, ids, mask=j < CHOICES)
     tl.store(weights_ptr + at, chosen.to(weights_ptr.dtype.element_ty), mask=j < CHOICES)
 
@@ -182,6 +201,7 @@ def route_rows(
     bias: torch.Tensor | None = None,
     choice_bias: torch.Tensor | None = None,
     is_row: torch.Tensor | None = None,
+    expert_factor: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Choose the experts of rows.
 
@@ -189,6 +209,7 @@ def route_rows(
         states: [T, H], contiguous; weight: [E, H]; bias: [E] of its product.
         choice_bias: [E], added to scores for the choice only.
         is_row: [T], 0 for rows that are padding; None: there is none.
+        expert_factor: [E], by which the weights of an expert are multiplied at last.
 
     Returns:
         Logits float32 [T, E], weights [T, K] (float32, or the rows' dtype), int32 experts [T, K], the highest
@@ -217,6 +238,7 @@ def route_rows(
     choose_kernel[(rows,)](
         logits,
         logits if choice_bias is None else choice_bias,
+        logits if expert_factor is None else expert_factor,
         ids if is_row is None else is_row,
         ids,
         weights,
@@ -224,9 +246,11 @@ def route_rows(
         routing.factor,
         routing.least,
         _rounded_margin(routing.margin, weights.dtype),
+        routing.softcap,
         **choose_constants(routing, experts),
         CHOICE_BIAS=choice_bias is not None,
         HAS_ROWS=is_row is not None,
+        EXPERT_FACTOR=expert_factor is not None,
         num_warps=1,
         enable_fp_fusion=False,
     )
@@ -253,6 +277,8 @@ def choose_constants(routing: Routing, experts: int) -> dict[str, Any]:
         "BEST": routing.best_of_group,
         "SCORES": routing.scores,
         "NORMALISED": routing.normalised,
+        "ROUNDS_SCORES": routing.rounds_scores,
+        "SOFTCAP": routing.softcap > 0.0,
     }
 
 

@@ -131,7 +131,7 @@ class AttentionStep:
 
         Args:
             query: [T, Hq, nope + rope]; latents: [T, latent + rope], see `LatentRotation`.
-            folded: [T, Hq, K], its first elements folded queries; the others are overwritten.
+            folded: [T, Hq, K], its first elements folded queries; all may be overwritten.
 
         Returns:
             [T, Hq, V].
@@ -285,7 +285,8 @@ class PlainCausalStep:
     ) -> Tensor:
         """See `AttentionStep.attend_latents`."""
         rest = pad(rotation.turned(query), (0, folded.shape[2] - rotation.latent - rotation.rest))
-        whole = torch.cat([folded[..., : rotation.latent], rest], -1)
+        plain = folded[..., : rotation.latent]
+        whole = torch.cat([plain if rotation.growth is None else rotation.growth.apply(plain), rest], -1)
         key = rotation.key(latents, folded.shape[2])
         value = key[..., : -(-rotation.latent // HEAD_MULTIPLE) * HEAD_MULTIPLE]
         return self.attend(layer, whole, key, value, window=None, scale=scale)

@@ -18,9 +18,19 @@ from torch import Tensor, nn
 
 from radixkv.model.decoder_layers import ACTIVATIONS, StoredExperts
 from radixkv.model.step_context import current_rows
+from radixkv_kernels import Norm
 from radixkv_kernels.triton.experts import MAX_ROWS, Gate, combine, run_experts
 from radixkv_kernels.triton.gated import gate_rows
-from radixkv_kernels.triton.router import LOGITS, SIGMOID, SOFTMAX, SPARSE, Routing, route_rows
+from radixkv_kernels.triton.residual_norm import norm_rows
+from radixkv_kernels.triton.router import (
+    CHOSEN_SIGMOID,
+    LOGITS,
+    SIGMOID,
+    SOFTMAX,
+    SPARSE,
+    Routing,
+    route_rows,
+)
 from radixkv_kernels.triton.tiled_weight import PLAIN, TiledWeight
 
 #: Multiple of bytes that torch's grouped product wants rows of its operands to be.
@@ -49,9 +59,17 @@ _SHARED = frozenset(
         "SolarOpenMoE",
         "ExaoneMoeSparseMoEBlock",
         "HYV4MoE",
+        "HunYuanMoEV1Moe",
+        "Cohere2MoeSparseMoeBlock",
+        "LagunaSparseMoeBlock",
+        "Llama4TextMoe",
+        "Mistral4MoE",
         "Ernie4_5_MoeSparseMoeBlock",
     }
 )
+
+#: Blocks whose router and experts call each other in a way of their own: both are replaced, or none.
+_WITH_OWN_CALLS = frozenset({"Llama4TextMoe", "LongcatFlashMoE"})
 
 
 @torch.no_grad()
@@ -63,11 +81,13 @@ def replace_experts(model: nn.Module) -> int:
     """
     count = 0
     for parent in list(model.modules()):
+        is_own = type(parent).__name__ in _WITH_OWN_CALLS
+        is_whole = is_own and _are_floats(parent.experts) and _describe_gate(parent.experts) is not None
         for name, child in list(parent.named_children()):
-            if _is_plain_experts(child):
+            if (is_whole and name == "experts") or _is_plain_experts(child):
                 setattr(parent, name, GpuExperts(child))
                 count += 1
-            elif (routing := describe_router(child)) is not None:
+            elif (is_whole or not is_own) and (routing := describe_router(child)) is not None:
                 setattr(parent, name, GpuRouter(child, routing))
     for parent in list(model.modules()):
         children = dict(parent.named_children())
@@ -106,16 +126,17 @@ class GpuExperts(StoredExperts):
         alternate: bool | None = None,
     ) -> None:
         super().__init__()
-        self.own = range(int(plain.num_experts)) if own is None else own
+        self.own = range(_number_of(plain)) if own is None else own
         self.num_experts = len(self.own)
         if gate_up is None or down is None:
             self.gate_up_proj, self.down_proj = plain.gate_up_proj, plain.down_proj
             biases = [None, None]
-            if plain.has_bias:
+            if getattr(plain, "has_bias", False):
                 self.gate_up_proj_bias, self.down_proj_bias = plain.gate_up_proj_bias, plain.down_proj_bias
                 biases = [plain.gate_up_proj_bias.detach(), plain.down_proj_bias.detach()]
+            inputs_first = getattr(plain, "is_transposed", type(plain).__name__ == "Llama4TextExperts")
             gate_up, down = (
-                TiledWeight.plain(weight.detach(), bias, inputs_first=plain.is_transposed)
+                TiledWeight.plain(weight.detach()[: self.num_experts], bias, inputs_first=inputs_first)
                 for weight, bias in zip((plain.gate_up_proj, plain.down_proj), biases, strict=True)
             )
         self.gate_up, self.down = gate_up, down
@@ -141,15 +162,18 @@ class GpuExperts(StoredExperts):
         weights: Tensor,
         shared: Tensor | None = None,
         shared_gate: Tensor | None = None,
+        *,
+        multiplier: float = 1.0,
     ) -> Tensor:
         """[T, H], [T, K] the experts of each row, [T, K] their weights -> [T, H]; see `run_experts`."""
         ids, weights = ids.to(torch.int32), weights.to(torch.float32)
         if self.own.start:  # those of other ranks count for nothing, whatever their numbers are here
             ids = ids - self.own.start
         if len(states) > MAX_ROWS and not self.fixed_rows and self._has_grouped_product(states.dtype):
-            return self._grouped(states, ids, weights, shared, shared_gate)
+            return self._grouped(states, ids, weights, shared, shared_gate, multiplier)
         return run_experts(
-            states.contiguous(), ids, weights, self.gate_up, self.down, self.gate, shared, shared_gate
+            *(states.contiguous(), ids, weights, self.gate_up, self.down, self.gate, shared, shared_gate),
+            multiplier=multiplier,
         )
 
     def _has_grouped_product(self, dtype: torch.dtype) -> bool:
@@ -161,7 +185,13 @@ class GpuExperts(StoredExperts):
         )
 
     def _grouped(
-        self, states: Tensor, ids: Tensor, weights: Tensor, shared: Tensor | None, shared_gate: Tensor | None
+        self,
+        states: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+        shared_gate: Tensor | None,
+        multiplier: float,
     ) -> Tensor:
         """The same by sorted rows; nothing waits for the device."""
         chosen = ids.shape[1]
@@ -169,11 +199,15 @@ class GpuExperts(StoredExperts):
         experts = torch.arange(self.num_experts, dtype=torch.int32, device=ids.device)
         ends = torch.searchsorted(own, experts, right=True, out_int32=True)
         places = own.clamp(0, self.num_experts - 1).long()
+        route = weights.flatten()[order, None]
         inner = _grouped_product(states[order // chosen], self.gate_up, ends, places)
+        if self.gate.scales_inputs:
+            inner = (inner * route).to(inner.dtype)
         inner = _grouped_product(self._gated(inner), self.down, ends, places)
         results = inner.new_empty(inner.shape, dtype=torch.float32)
-        results[order] = inner * weights.flatten()[order, None]
-        return combine(results, ids, self.num_experts, states.dtype, shared, shared_gate)
+        results[order] = inner.float() if self.gate.scales_inputs else inner * route
+        extras: Any = {"identities": self.gate.identities, "multiplier": multiplier}
+        return combine(results, ids, self.num_experts, states, shared, shared_gate, weights, **extras)
 
     def _gated(self, gate_up: Tensor) -> Tensor:
         gate = self.gate
@@ -198,39 +232,74 @@ class GpuRouter(nn.Module):
     def __init__(self, plain: Any, routing: Routing) -> None:
         super().__init__()
         self.routing = routing
-        self.weight = plain.weight
-        self.bias = getattr(plain, "bias", None)
+        product = _product_of(plain)
+        self.weight = product.weight
+        self.bias = getattr(product, "bias", None)
         holder = getattr(plain, "moe_statics", plain)
         self.choice_bias: Tensor | None = getattr(holder, "e_score_correction_bias", None)
+        self.norm: Norm | None = None
+        self.expert_factor: Tensor | None = None
+        if type(plain).__name__ == "Gemma4TextRouter":
+            weight = plain.scale.detach().float() * plain.scalar_root_size
+            self.norm = Norm(weight, float(plain.eps), wide=True)
+            self.expert_factor = plain.per_expert_scale.detach()
 
     def forward(self, states: Tensor, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """`choice_bias`: [E], where the block has it."""
         rows = states.reshape(-1, states.shape[-1]).contiguous()
         added = self.choice_bias if choice_bias is None else choice_bias
-        return route_rows(rows, self.weight, self.routing, self.bias, added, current_rows())
+        if self.norm is not None:
+            rows = norm_rows(rows, self.norm)
+        return route_rows(
+            rows, self.weight, self.routing, self.bias, added, current_rows(), self.expert_factor
+        )
 
 
 class SharedExpertsBlock(nn.Module):
-    """A block of routed experts beside experts that all rows have: [1, T, H] -> [1, T, H]."""
+    """A block of routed experts beside experts that all rows have: [1, T, H] -> [1, T, H].
+
+    Modules keep their names, by which adapters find them.
+    """
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
-        self.gate, self.experts = plain.gate, plain.experts
+        self.gate, self.experts = getattr(plain, _gate_name(plain)), plain.experts
+        self._shared = _shared_name(plain)
+        setattr(self, self._shared, getattr(plain, self._shared))
         self.has_gate = type(plain).__name__ in _SHARED_WITH_GATE
         if self.has_gate:
-            self.shared_expert, self.shared_expert_gate = plain.shared_expert, plain.shared_expert_gate
-        else:
-            self.shared_experts = plain.shared_experts
+            self.shared_expert_gate = plain.shared_expert_gate
+        is_mean = getattr(plain, "shared_expert_combination_strategy", "sum") == "average"
+        self.multiplier = 0.5 if is_mean else 1.0
+        factor = getattr(plain, "routed_scaling_factor", None)
+        if type(plain).__name__ == "LagunaSparseMoeBlock" and factor is not None:
+            self.gate.routing = replace(self.gate.routing, factor=float(factor))
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         _, weights, ids = self.gate(rows)
-        if self.has_gate:
-            shared, gate = self.shared_expert(rows), self.shared_expert_gate(rows).view(-1)
-        else:
-            shared, gate = self.shared_experts(rows), None
-        out: Tensor = self.experts(rows, ids, weights, shared, gate)
+        shared = getattr(self, self._shared)(rows)
+        gate = self.shared_expert_gate(rows).view(-1) if self.has_gate else None
+        out: Tensor = self.experts(rows, ids, weights, shared, gate, multiplier=self.multiplier)
         return out.view(hidden_states.shape)
+
+
+def _gate_name(block: Any) -> str:
+    """The attribute of a block's router."""
+    return "gate" if hasattr(block, "gate") else "router"
+
+
+def _shared_name(block: Any) -> str:
+    """The attribute of the experts that all rows of a block have."""
+    names = ("shared_experts", "shared_expert", "shared_mlp")
+    return next((each for each in names if hasattr(block, each)), "")
+
+
+def _product_of(router: Any) -> Any:
+    """What holds the weight of a router's product."""
+    return next(
+        (getattr(router, each) for each in ("wg", "proj", "classifier") if hasattr(router, each)), router
+    )
 
 
 def describe_router(module: Any) -> Routing | None:
@@ -271,6 +340,48 @@ def describe_router(module: Any) -> Routing | None:
             groups=int(module.num_group) if has_groups else 1,
             kept_groups=int(module.topk_group) if has_groups else 1,
         )
+    if name in ("Mistral4TopkRouter", "LongcatFlashTopkRouter"):
+        is_grouped = name.startswith("Mistral4")
+        return Routing(
+            choices,
+            SOFTMAX,
+            rounds_logits=is_grouped,
+            rounds_scores=is_grouped,
+            rounds_weights=is_grouped,
+            normalised=is_grouped and bool(module.norm_topk_prob),
+            epsilon=1e-20,
+            factor=float(module.routed_scaling_factor),
+            groups=int(module.num_group) if is_grouped else 1,
+            kept_groups=int(module.topk_group) if is_grouped else 1,
+            best_of_group=2,
+        )
+    if name == "HunYuanMoEV1Gate":
+        is_wide = module.wg.weight.dtype == torch.float32
+        return Routing(choices, SOFTMAX, rounds_logits=not is_wide, rounds_weights=not is_wide)
+    if name == "Llama4Router":
+        return Routing(choices, CHOSEN_SIGMOID, rounds_weights=True, normalised=False)
+    if name == "Cohere2MoeTopKRouter":
+        if module.expert_selection_fn == "softmax":
+            return Routing(choices, LOGITS, rounds_weights=True)
+        normalised = bool(module.norm_topk_prob)
+        return Routing(
+            choices, CHOSEN_SIGMOID, rounds_scores=True, rounds_weights=True, normalised=normalised
+        )
+    if name == "Lfm2MoeTopKRouter":
+        return Routing(
+            choices,
+            SIGMOID,
+            rounds_scores=True,
+            rounds_weights=True,
+            normalised=bool(module.norm_topk_prob),
+            epsilon=1e-6,
+            factor=float(module.routed_scaling_factor),
+        )
+    if name == "LagunaTopKRouter":
+        softcap = float(module.router_logit_softcapping)
+        return Routing(choices, SIGMOID, rounds_weights=True, softcap=softcap)
+    if name == "Gemma4TextRouter":
+        return Routing(int(module.config.top_k_experts), SOFTMAX)
     if name in ("MiniMaxM2TopKRouter", "MiniMaxM3VLTopKRouter", "Step3p7TopKRouter"):
         return Routing(choices, SIGMOID)
     if name == "HYV3TopKRouter":
@@ -316,11 +427,21 @@ _GROUP_ROUTERS = frozenset(
 )
 
 
+def _number_of(plain: Any) -> int:
+    """Experts with weights."""
+    return int(getattr(plain, "num_routed_experts", None) or plain.num_experts)
+
+
 def _describe_gate(plain: Any) -> Gate | None:
     """Describe the gate of transformers' experts; None: the kernels have none such."""
-    if type(plain).__name__ == "GptOssExperts":
+    name, function = type(plain).__name__, getattr(plain, "act_fn", None)
+    if name == "GptOssExperts":
         return Gate("clamped", True, float(plain.limit), float(plain.alpha))
-    activation = ACTIVATIONS.get(type(getattr(plain, "act_fn", None)).__name__)
+    activation = "silu" if function is F.silu else ACTIVATIONS.get(type(function).__name__)
+    if activation is not None and name == "Llama4TextExperts":
+        return Gate(activation, scales_inputs=True)
+    if activation is not None and name == "LongcatFlashExperts":
+        return Gate(activation, identities=int(plain.zero_expert_num))
     if activation is None or type(plain)._apply_gate.__name__ != "_default_apply_gate":
         return None
     return Gate(activation)
@@ -338,11 +459,14 @@ def can_compute(module: Any) -> bool:
 
 def _is_plain_experts(module: Any) -> bool:
     """Return True for experts that `can_compute`, with plain weights."""
+    return _are_floats(module) and can_compute(module)
+
+
+def _are_floats(module: Any) -> bool:
+    """Return True for experts with weights of plain floats."""
     weights: list[Any] = [getattr(module, name, None) for name in ("gate_up_proj", "down_proj")]
-    return (
-        all(isinstance(weight, nn.Parameter) and weight.ndim == 3 for weight in weights)
-        and all(weight.dtype in (torch.bfloat16, torch.float16, torch.float32) for weight in weights)
-        and can_compute(module)
+    return all(isinstance(weight, nn.Parameter) and weight.ndim == 3 for weight in weights) and all(
+        weight.dtype in (torch.bfloat16, torch.float16, torch.float32) for weight in weights
     )
 
 
@@ -351,6 +475,6 @@ def _adds_shared_experts(module: Any) -> bool:
     return (
         name in _SHARED | _SHARED_WITH_GATE
         and isinstance(getattr(module, "experts", None), GpuExperts)
-        and isinstance(getattr(module, "gate", None), GpuRouter)
-        and (name in _SHARED_WITH_GATE or module.shared_experts is not None)
+        and isinstance(getattr(module, _gate_name(module), None), GpuRouter)
+        and getattr(module, _shared_name(module), None) is not None
     )

@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
+from radixkv.model.attention.query_scale import QueryScale
 from radixkv.model.decoder_layers import AttentionParts, LatentParts
 from radixkv.model.gpu_layers.products import group_of, merged_linear
-from radixkv.model.step_context import current_step
-from radixkv_kernels import LatentRotation, Rotation
+from radixkv.model.step_context import current_positions, current_step
+from radixkv_kernels import LatentRotation, QueryGrowth, Rotation
 from radixkv_kernels.triton.gated import gate_heads
 from radixkv_kernels.triton.residual_norm import norm_rows
 
@@ -55,6 +56,9 @@ class FusedAttention(nn.Module):
             *(turn, parts.query_norm, parts.key_norm, parts.value_norm),
             gated=parts.gated,
             shared=parts.shared,
+            turns_first=parts.turns_first,
+            key_factor=parts.key_factor,
+            growth=growth_of(parts.query_scale),
         )
         heads = (parts.num_heads, parts.num_kv_heads, parts.head_size)
         attended: torch.Tensor = current_step().attend_merged(
@@ -64,6 +68,11 @@ class FusedAttention(nn.Module):
             gate_heads(attended, rotation.gates(merged, parts.num_heads, parts.head_size))
         out: torch.Tensor = self.output(attended.reshape(len(merged), -1))
         return out
+
+
+def growth_of(scale: QueryScale | None) -> QueryGrowth | None:
+    """How queries of the running step grow; None: they don't."""
+    return None if scale is None else scale.at(current_positions())
 
 
 class FusedLatentAttention(nn.Module):
@@ -100,7 +109,8 @@ class FusedLatentAttention(nn.Module):
             query = self.query_up(norm_rows(query, parts.query_norm, group=group_of(self.query_up)))
         query = query.unflatten(1, (-1, latents.nope + latents.rope))
         turn = parts.turning.turn(angles, down, latents.rope)
-        rotation = LatentRotation(turn, parts.latent_norm, latents.latent, latents.rope)
+        growth = growth_of(parts.query_scale)
+        rotation = LatentRotation(turn, parts.latent_norm, latents.latent, latents.rope, growth)
         if step.long_chunks is not None:
             attended = self._attend_long(query, down, rotation, step)
         else:
@@ -115,7 +125,10 @@ class FusedLatentAttention(nn.Module):
         self, query: torch.Tensor, down: torch.Tensor, rotation: LatentRotation, step: Any
     ) -> torch.Tensor:
         """A step with chunks whose latents are expanded, see `LongChunks`."""
-        turned = torch.cat([query[..., : self.latents.nope], rotation.turned(query)], -1)
+        plain = query[..., : self.latents.nope]
+        if rotation.growth is not None:
+            plain = rotation.growth.apply(plain)
+        turned = torch.cat([plain, rotation.turned(query)], -1)
         key = rotation.key(down, self.latents.key_size)
         value = key[..., : self.latents.value_size]
         out: torch.Tensor = step.long_chunks.attend(

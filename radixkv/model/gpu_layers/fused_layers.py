@@ -154,6 +154,9 @@ class FusedGpuLayer(nn.Module):
         self.communicator = parts.communicator
         self.is_parallel = parts.is_parallel
         self.factor = parts.factor
+        self.beside = None if parts.beside is None else parts.beside.without_modules()
+        if parts.beside is not None:
+            self.router, self.experts = parts.beside.router, parts.beside.experts
         self.per_layer = parts.per_layer
         if parts.per_layer is not None:
             self.per_layer_input_gate = parts.per_layer.gate
@@ -201,7 +204,13 @@ class FusedGpuLayer(nn.Module):
         else:
             second = add_and_norm_rows(states, added, self.norms[1], group=mlp_group, **options)
         options = {"multiplier": self.multiplier, "after": self.norms_after[1], "factor": factor}
-        add_rows(states, self._mlp(second), **options)
+        added = self._mlp(second)
+        if self.beside is not None:
+            added = norm_rows(added, self.beside.after_mlp)
+            _, weights, ids = self.router(states)
+            rows = norm_rows(states, self.beside.before)
+            add_rows(added, self.experts(rows, ids, weights), after=self.beside.after)
+        add_rows(states, added, **options)
         if self.per_layer is not None:
             assert per_layer_input is not None
             gates = self.per_layer.activation(self.per_layer_input_gate(states)) * per_layer_input[0]
@@ -213,7 +222,7 @@ class FusedGpuLayer(nn.Module):
             added = getattr(self, self._names[1])(normed[None])
             if isinstance(added, tuple):  # the scores of a router come second
                 added = added[0]
-            added = added[0]
+            added = added.reshape(normed.shape)
         else:
             gates = gate_rows(self.gate_up(normed), self.gated.activation, group=group_of(self.down))
             added = self._sum(self.down(gates))

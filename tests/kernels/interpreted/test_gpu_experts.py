@@ -13,7 +13,7 @@ from kernel_count import counted_kernels
 from nightly import by_day
 from tiny_configs import tiny_config
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv.errors import ConfigError
 from radixkv.model.batch_invariance import check_supported, fix_rows
@@ -38,6 +38,13 @@ FAMILIES = (
     "ernie4_5_moe",
     "mimo",
     "jamba",
+    "hunyuan-moe",
+    "llama4",
+    "laguna",
+    "longcat",
+    "mistral4",
+    "lfm2_moe",
+    "cohere2_moe",
 )
 _SMALL: dict[str, Any] = {
     "vocab_size": 97,
@@ -55,6 +62,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ernie4_5_moe": {
         "moe_num_experts": 6, "moe_k": 3, "moe_intermediate_size": 32, "moe_num_shared_experts": 1
     },
+    "cohere2_moe": {
+        "num_experts": 6, "num_experts_per_tok": 3, "num_shared_experts": 1, "first_k_dense_replace": 0,
+        "expert_selection_fn": "sigmoid",
+    },
 }  # fmt: skip
 
 
@@ -67,7 +78,8 @@ def make_model(family: str, dtype: torch.dtype) -> Any:
     config = (
         AutoConfig.for_model(family, **_SMALL, **OTHERS[family]) if family in OTHERS else tiny_config(family)
     )
-    model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    kind = AutoModelForImageTextToText if family == "mistral4" else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=dtype).eval().requires_grad_(False)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if "bias" in name or ".gate." in name or "router" in name:
             tensor.copy_(torch.randn(tensor.shape) * 0.3)

@@ -11,7 +11,17 @@ import torch
 import torch.nn.functional as F
 from nightly import by_day
 
-from radixkv_kernels import KVSpec, LatentRotation, Norm, PagedKV, Pairs, RotaryTurn, Rotation, make_backend
+from radixkv_kernels import (
+    KVSpec,
+    LatentRotation,
+    Norm,
+    PagedKV,
+    Pairs,
+    QueryGrowth,
+    RotaryTurn,
+    Rotation,
+    make_backend,
+)
 from radixkv_kernels.interface import AttentionBackend
 from radixkv_kernels.triton.gated import gate_rows
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
@@ -203,7 +213,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "a weight a head": {"query_norm": (4, 16), "key_norm": (2, 16), "centered": True},
     "values are keys": {"shared": True, "key_norm": (16,), "value_norm": None},
     "values normed": {"value_norm": (16,)},
-}
+    "turned before norms": {"turns_first": True, "query_norm": (16,), "key_norm": (16,), "turned": 12},
+    "neighbours before norms": {
+        "turns_first": True, "query_norm": None, "key_norm": (2, 16), "pairs": Pairs.NEIGHBOURS,
+    },
+    "keys scaled": {"key_factor": 0.37, "key_norm": (16,)},
+    "queries grow": {"growth": (0.4, 3.0, 1.0, False), "turned": 0},
+    "queries grow by rounded factors": {"growth": (0.4, 3.0, 0.0, True), "query_norm": (16,)},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("quantization", by_day([None, "int8"], None))
@@ -221,6 +238,10 @@ def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None
                                                  angles.sin().repeat_interleave(step, 1))),
         turned, options.pop("pairs", Pairs.HALVES), options.pop("wide", False),
     )  # fmt: skip
+    positions = torch.tensor([0, 2, 3, 10, 10_000_000])
+    if "growth" in options:
+        grows = options.pop("growth")
+        options["growth"] = QueryGrowth(positions, *grows)
     for key in ("query_norm", "key_norm", "value_norm"):
         if key in options:
             shape = options[key]
@@ -237,6 +258,8 @@ def test_layouts_of_rows(name: str, dtype: torch.dtype, quantization: str | None
         limit = {"atol": 1.0, "rtol": 0.0} if got.dtype == torch.int8 else {}
         torch.testing.assert_close(got, one, **limit)
     own = RotaryTurn(turn.cosines[3:4], turn.sines[3:4], turned, turn.pairs, turn.wide)
+    if "growth" in options:
+        options["growth"] = QueryGrowth(positions[3:4], *grows)
     alone = backend.rotate_and_write(kv, 0, merged[3:4].clone(), Rotation(own, **options), slots[3:4])
     assert torch.equal(alone[0], query[3])
 
@@ -295,6 +318,34 @@ def test_latents_are_written_and_their_queries_turn(
             elif got.dtype.itemsize == 1:
                 limit = {"atol": 1e-3, "rtol": 0.13}
             torch.testing.assert_close(got.float(), one.float(), **(limit or CLOSE[dtype]))
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latents_are_scaled_and_their_queries_grow(dtype: torch.dtype, rounded: bool) -> None:
+    """Folded queries, too, to their last columns."""
+    torch.manual_seed(9)
+    heads, plain, rest, latent = 3, 8, 8, 72
+    spec = KVSpec(1, 8, 8, 1, 80, dtype, torch.device("cpu"), None, value_size=72, value_in_key=True)
+    limits = {"max_num_tokens": 64, "max_num_seqs": 4, "max_model_len": 64}
+    backend = make_backend("triton", num_query_heads=heads, spec=spec, compute_dtype=dtype, **limits)
+    query = torch.randn(4, heads, plain + rest).to(dtype)
+    latents, folded = torch.randn(4, latent + rest).to(dtype), torch.randn(4, heads, 80).to(dtype)
+    angles = torch.randn(4, rest // 2)
+    turn = RotaryTurn(angles.cos().to(dtype), angles.sin().to(dtype), rest, Pairs.GATHERED)
+    growth = QueryGrowth(torch.tensor([0, 7, 8, 9000]), 0.5, 8.0, 0.0, rounded)
+    norm = Norm(torch.randn(latent).to(dtype), 1e-6)
+    rotation = LatentRotation(turn, norm, latent, rest, growth, factor=1.7)
+    found = []
+    for method in (backend.write_latents, partial(AttentionBackend.write_latents, backend)):
+        kv, own = PagedKV(spec), folded.clone()
+        kv.key.zero_()
+        method(kv, 0, query, own, latents, rotation, torch.tensor([3, 9, 40, 63]))
+        found.append((own, kv.key))
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, **CLOSE[dtype])
+    assert torch.equal(found[0][0][:2, :, :latent], folded[:2, :, :latent])
+    assert not torch.equal(found[0][0][2:, :, :latent], folded[2:, :, :latent])
 
 
 def test_two_branches_a_factor_and_a_bias() -> None:
