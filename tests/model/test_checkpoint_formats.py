@@ -94,14 +94,14 @@ BLOCK_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation
 MLX = {"group_size": 64, "bits": 4}
 #: Description in config.json, stored weights -> what the refusal says.
 REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | None, str]] = {
-    "modelopt-w4a8": (
-        {"quantization_config": {**MODELOPT, "quant_algo": "W4A8_AWQ"}},
+    "modelopt-svd": (
+        {"quantization_config": {**MODELOPT, "quant_algo": "NVFP4_SVD"}},
         nvfp4,
-        "ModelOpt W4A8_AWQ",
+        "ModelOpt NVFP4_SVD",
     ),
     "nvfp4-undeclared": ({}, nvfp4, "ModelOpt NVFP4"),
     "modelopt-nested": (
-        {"text_config": {"quantization_config": {**MODELOPT, "quant_algo": "W4A8_AWQ"}}},
+        {"text_config": {"quantization_config": {**MODELOPT, "quant_algo": "NVFP4_SVD"}}},
         None,
         "text_config.quantization_",
     ),
@@ -188,7 +188,7 @@ def test_refused_by_name_before_weights_are_read(
 
 
 @pytest.mark.parametrize(
-    "description", [{"quantization": {"quant_algo": "W4A8"}}, {"quant_algo": "W4A8_AWQ"}, {}]
+    "description", [{"quantization": {"quant_algo": "W4A8"}}, {"quant_algo": "NVFP4_SVD"}, {}]
 )
 def test_a_description_of_modelopts_in_its_own_file(folder: Path, description: dict[str, Any]) -> None:
     (folder / "hf_quant_config.json").write_text(json.dumps(description))
@@ -238,6 +238,19 @@ def test_further_layers_and_plain_tensors_are_no_stored_form(folder: Path, origi
         ({"config_groups": {"a": {"weights": {"num_bits": 2}}}}, "of 2 bits"),
         ({"config_groups": {"a": {}}, "quantization_status": "frozen"}, "'frozen'"),
         ({"config_groups": {"a": {}}, "transform_config": {"config_groups": {"b": {}}}}, "transformed"),
+        (
+            {
+                "config_groups": {"a": {}},
+                "transform_config": {
+                    "config_groups": {
+                        "R1": {"apply": [{"location": "weight_output"}]},
+                        "R4": {"apply": [{"location": "input"}, {"location": "weight_input"}]},
+                    }
+                },
+            },
+            "transformed at run time (transform_config: R4)",
+        ),
+        ({"config_groups": {"a": {}}, "transform_config": {"config_groups": [1]}}, "transformed"),
     ],
 )
 def test_variants_of_compressed_tensors(folder: Path, settings: dict[str, Any], expected: str) -> None:
@@ -251,6 +264,6 @@ def test_variants_of_compressed_tensors(folder: Path, settings: dict[str, Any], 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_every_entry_refuses(folder: Path, start: Callable[..., Any], num_ranks: int) -> None:
     quantise(folder, nvfp4)
-    describe(folder, quantization_config={**MODELOPT, "quant_algo": "W4A8_AWQ"})
-    with pytest.raises(ModelLoadError, match="as ModelOpt W4A8_AWQ"):
+    describe(folder, quantization_config={**MODELOPT, "quant_algo": "NVFP4_SVD"})
+    with pytest.raises(ModelLoadError, match="as ModelOpt NVFP4_SVD"):
         start(str(folder), tensor_parallel=num_ranks)

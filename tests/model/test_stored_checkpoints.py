@@ -115,7 +115,7 @@ def test_modelopt_layers_of_their_own_algorithms(folder: Path, plain: Path, in_c
     ("settings", "expected"),
     [
         (MIXED, "it has no quantized_layers"),
-        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "W4A8_AWQ"}, "b": "FP8"}}, "of W4A8_AWQ)"),
+        ({**MIXED, "quantized_layers": {"a": {"quant_algo": "NVFP4_SVD"}, "b": "FP8"}}, "of NVFP4_SVD)"),
         ({**MIXED, "quantized_layers": {"a": {"quant_algo": "FP8"}}}, "it is I8, which no layer of FP8 is"),
     ],
 )
@@ -257,6 +257,12 @@ DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None], str]] =
     "whole-biases": ("mlx-4", whole("biases"), "its biases are torch.int32, expected floats"),
     "turned-scales": ("compressed-int8-groups", turned("weight_scale"), "are [3, 64], expected [64, 3]"),
     "shape": ("modelopt", cut("weight"), "which is [63, 96] and not [64, 96]"),
+    "smoothing": ("modelopt-smoothed", cut("pre_quant_scale"), "96 inputs have [95] scales"),
+    "whole-smoothing": ("modelopt-awq", whole("pre_quant_scale"), "inputs' scales are torch.int32"),
+    "int4-without-scales": ("modelopt-awq", without("weight_scale"), "weight_scale is missing"),
+    "int4-cut": ("modelopt-awq", cut("weight_scale"), "64 outputs have [63, 3] scales"),
+    "mxfp8": ("modelopt-mxfp8", cut("weight_scale"), "need [64, 3] scales, not [63, 3]"),
+    "mxfp4": ("modelopt-mxfp4", whole("weight_scale"), "it is INT4, which no layer of MXFP4 is"),
 }
 
 
@@ -274,6 +280,44 @@ def test_damage_is_named(folder: Path, plain: Path, case: str) -> None:
 def test_a_group_size_that_tensors_contradict(folder: Path, plain: Path) -> None:
     written.quantise(folder, written.mlx, {**MLX, "group_size": 64}, plain=plain)
     assert "groups are of 32 inputs, not of 64" in refusal(folder)
+
+
+def test_a_smoothed_layer_whose_weight_is_plain(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["modelopt-smoothed"], plain=plain)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[FIRST + "weight_scale"]
+        tensors[FIRST + "weight"] = tensors[FIRST + "weight"].float()
+
+    damage(folder, change)
+    assert "pre_quant_scale does not fit its format: its layer's weight is not quantised" in refusal(folder)
+
+
+def test_rotations_of_weights_are_in_their_numbers(folder: Path, plain: Path) -> None:
+    write, settings = FORMATS["packed-4"]
+    rotation = {"type": "hadamard", "apply": [{"location": "weight_output"}, {"location": "weight_input"}]}
+    settings = {**settings, "transform_config": {"config_groups": {"R1": rotation}}}
+    written.quantise(folder, write, settings, plain=plain)
+    expected = load_file(plain / "model.safetensors")
+    assert all(torch.equal(each, expected[name]) for name, each in products(folder, dtype="float32").items())
+
+
+@pytest.mark.parametrize("name", ["packed-4", "modelopt"])
+def test_experts_under_names_that_transformers_does_not_know(tmp_path: Path, name: str) -> None:
+    """As tools write Mixtral's, whose authors have w1, w2 and w3."""
+    folder = save_tiny_model(tmp_path / "quantised", "mixtral")
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    written.quantise(folder, *FORMATS[name], plain=plain, bare="")
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for old in [each for each in tensors if ".experts." in each]:
+            new = old.replace("w1", "gate_proj").replace("w2", "down_proj").replace("w3", "up_proj")
+            tensors[new] = tensors.pop(old)
+
+    damage(folder, rename)
+    assert torch.equal(
+        logits_of(load(folder, dtype="float32"), TOKENS), logits_of(load(plain, dtype="float32"), TOKENS)
+    )
 
 
 SMALL = {"quant_method": "fp8", "weight_block_size": [16, 16]}

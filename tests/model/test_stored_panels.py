@@ -30,7 +30,7 @@ if not methods():
 
 TOKENS = list(range(5, 30))
 #: Formats that have no blocks, or not with these sizes.
-PLAIN = ("fp8-uneven-blocks",)
+PLAIN = ("fp8-uneven-blocks", "modelopt-awq", "modelopt-smoothed")
 BY_DAY = ("awq", "nf4", "mlx-4", "gptq-act-order", "packed-4", "packed-8-zeros", "nvfp4", "fp8-blocks")
 
 
@@ -97,7 +97,7 @@ def test_forms_without_blocks_become_bfloat16(
     folder, plain = pair(original, tmp_path, name)
     with caplog.at_level("WARNING", "radixkv"):
         loaded = load(folder)
-    assert "no kernel reads them, so they are expanded to bfloat16: 7 of FP8" in caplog.text
+    assert "no kernel reads them, so they are expanded to bfloat16: 7 of " in caplog.text
     products = [each for path, each in loaded.model.named_modules() if path.endswith("_proj")]
     assert all(isinstance(each, PackedLinear) for each in products)
     assert deviation(logits_of(loaded, TOKENS), logits_of(load(plain, dtype="float32"), TOKENS)) < 1e-2

@@ -314,10 +314,41 @@ def nvfp4(weight: Tensor, *, is_compressed: bool = False) -> Stored:
     return Stored({**tensors, "input_scale": torch.tensor(0.02)}, plain)
 
 
-def mxfp4(weight: Tensor) -> Stored:
+def mxfp4(weight: Tensor, *, name: str = "weight_packed") -> Stored:
     exponents = (weight.view(len(weight), -1, 32).abs().amax(-1) / 6).log2().ceil()
     codes, plain = fp4_codes(weight, torch.exp2(exponents), 32)
-    return Stored({"weight_packed": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, plain)
+    return Stored({name: codes, "weight_scale": (exponents + 127).to(torch.uint8)}, plain)
+
+
+def mxfp8(weight: Tensor) -> Stored:
+    exponents = (weight.view(len(weight), -1, 32).abs().amax(-1) / 448).log2().ceil()
+    codes, plain = rounded_fp8(weight, torch.exp2(exponents), (1, 32))
+    return Stored({"weight": codes, "weight_scale": (exponents + 127).to(torch.uint8)}, plain)
+
+
+def smoothing(weight: Tensor) -> Tensor:
+    """A scale for each input."""
+    noise = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(weight.shape[1]))
+    return (noise / 4).exp().to(torch.bfloat16)
+
+
+def smoothed_int8(weight: Tensor) -> Stored:
+    scales = smoothing(weight)
+    stored = int8(weight / scales.float())
+    codes, own = stored.tensors.values()
+    tensors = {"weight": codes, "weight_scale": own[:, 0].float(), "input_scale": torch.tensor(0.02)}
+    return Stored({**tensors, "pre_quant_scale": scales}, stored.plain * scales.float())
+
+
+def smoothed_int4(weight: Tensor) -> Stored:
+    scales = smoothing(weight)
+    parts = (weight / scales.float()).view(len(weight), -1, 32)
+    own = parts.abs().amax(-1) / 7
+    codes = (parts / own[..., None]).round().clamp(-8, 7)
+    plain = (codes * own[..., None]).view_as(weight) * scales.float()
+    codes = codes.view_as(weight).to(torch.int8) & 15
+    pairs = (codes[::2] | codes[1::2] << 4).view(torch.uint8)
+    return Stored({"weight": pairs, "weight_scale": own, "pre_quant_scale": scales}, plain)
 
 
 def groups(kind: str, strategy: str, **more: Any) -> dict[str, Any]:

@@ -44,6 +44,13 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "fp8-tensor": (partial(written.one_fp8, suffix="weight_scale_inv"), {"quant_method": "fp8"}),
     "modelopt": (written.one_fp8, MODELOPT),
     "modelopt-int8": (written.int8, {**MODELOPT, "quant_algo": "W8A16"}),
+    "modelopt-awq": (written.smoothed_int4, {**MODELOPT, "quant_algo": "W4A16_AWQ", "group_size": 32}),
+    "modelopt-smoothed": (written.smoothed_int8, {**MODELOPT, "quant_algo": "W8A8_SQ_PER_CHANNEL"}),
+    "modelopt-mxfp4": (
+        partial(written.mxfp4, name="weight"),
+        {**MODELOPT, "quant_algo": "MXFP4"},
+    ),
+    "modelopt-mxfp8": (written.mxfp8, {**MODELOPT, "quant_algo": "MXFP8"}),
     "fbgemm": (partial(written.channel_fp8, kind=torch.float32), {"quant_method": "fbgemm_fp8"}),
     "quark": (written.one_fp8, QUARK),
     "compressed-static": (partial(written.one_fp8, shape=(1,)), written.groups("float", "tensor")),

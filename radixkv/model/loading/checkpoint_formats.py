@@ -91,7 +91,7 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         variants=(
             "FP8 and INT8 with scales for tensors, channels, groups or blocks, static and dynamic; whole "
             "numbers of 2 to 8 bits, packed or one a byte, with zero points and activation order; NVFP4, "
-            "MXFP4, MXFP8"
+            "MXFP4, MXFP8; also with rotated weights"
         ),
         types=("F8_E4M3", "I8", "I32", "U8"),
         tensors=(
@@ -105,11 +105,11 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         _TILED,
         _PACKED,
         variants=(
-            "FP8, NVFP4 and W8A16, in all layers or in each its own (MIXED_PRECISION), with "
-            "`quantization_config` or `hf_quant_config.json`"
+            "FP8, NVFP4, MXFP4, MXFP8, INT8 and INT4, also smoothed (AWQ, SmoothQuant), in all layers or in "
+            "each its own (MIXED_PRECISION), with `quantization_config` or `hf_quant_config.json`"
         ),
         types=("F8_E4M3", "U8", "I8"),
-        tensors=rf"{_SCALES_BESIDE}|weight_scale_2",
+        tensors=rf"{_SCALES_BESIDE}|weight_scale_2|pre_quant_scale",
         scale="_scale",
     ),
     "fbgemm_fp8": CheckpointFormat(
@@ -217,16 +217,26 @@ _COMPRESSED = (
 )  # fmt: skip
 #: Formats of compressed-tensors with whole numbers, of any bits.
 _WHOLE = ("pack-quantized", "int-quantized", "naive-quantized")
+#: Places of transforms that are in the weights already.
+_OFFLINE = ("weight_input", "weight_output")
 _QUARK = (("fp8_e4m3", "per_tensor"), ("fp8_e4m3", "per_channel"))
-#: ModelOpt's algorithm -> type of the weights that it stores. Each layer of a mixed checkpoint has its own.
+#: ModelOpt's algorithm -> how it stores weights. Each layer of a mixed checkpoint has its own.
 MODELOPT_ALGORITHMS: Mapping[str, str] = {
     "FP8": "F8_E4M3",
     "FP8_PER_CHANNEL_PER_TOKEN": "F8_E4M3",
     "FP8_PB_WO": "F8_E4M3",
-    "NVFP4": "U8",
-    "W4A16_NVFP4": "U8",
-    "NVFP4_AWQ_NONE": "U8",
+    "NVFP4": "NVFP4",
+    "W4A16_NVFP4": "NVFP4",
+    "W4A8_NVFP4_FP8": "NVFP4",
+    "NVFP4_AWQ": "NVFP4",
+    "NVFP4_AWQ_NONE": "NVFP4",
+    "W4A16_AWQ": "INT4",
+    "W4A8_AWQ": "INT4",
     "W8A16": "I8",
+    "W8A8_SQ_PER_CHANNEL": "I8",
+    "MXFP4": "MXFP4",
+    "W4A8_MXFP4_FP8": "MXFP4",
+    "MXFP8": "MXFP8",
 }
 _MIXED = "MIXED_PRECISION"
 #: MLX's modes -> their bits and inputs of a group; None: any.
@@ -497,9 +507,28 @@ def _reason_against_groups(settings: Mapping[str, Any]) -> str | None:
         return (
             f"its weights are not stored as codes (quantization_status {settings['quantization_status']!r})"
         )
-    if (settings.get("transform_config") or {}).get("config_groups"):
-        return "its inputs are transformed (transform_config)"
-    return None
+    return _reason_against_transforms(settings.get("transform_config"))
+
+
+def _reason_against_transforms(transforms: Any) -> str | None:
+    """`_reason_against` for rotations (SpinQuant, QuIP): those of weights are in the files' numbers."""
+    groups = transforms.get("config_groups") if isinstance(transforms, dict) else transforms
+    if not groups:
+        return None
+    at_run_time = sorted(
+        str(name)
+        for name, each in (groups.items() if isinstance(groups, dict) else [("transform_config", None)])
+        if not isinstance(each, dict)
+        or not isinstance(each.get("apply"), list)
+        or not each["apply"]
+        or any(not isinstance(one, dict) or one.get("location") not in _OFFLINE for one in each["apply"])
+    )
+    if not at_run_time:
+        return None
+    return (
+        f"its inputs or outputs are transformed at run time (transform_config: {', '.join(at_run_time)}); "
+        "only rotations of weights are read, such as R1 and R2 of SpinQuant"
+    )
 
 
 def _reason_against_scheme(part: Mapping[str, Any], form: str) -> str | None:

@@ -11,6 +11,7 @@ dequantised when transformers asks for its numbers: tensor by tensor, each strai
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,6 +34,9 @@ from radixkv.model.stored_weights.stored_weight import StackedWeights, StoredWei
 
 #: Bytes of stored weights whose pages are given back together: each time, all mapped pages are looked at.
 _RELEASED_AT_ONCE = 256 << 20
+#: Names that tools write where transformers expects those of the model's authors (Mixtral, MiniMax).
+_EXPERT = re.compile(r"(.+\.block_sparse_moe\.experts\.\d+)\.(gate|down|up)_proj\.weight")
+_NUMBERED = {"gate": "w1", "down": "w2", "up": "w3"}
 _DESCRIPTIONS = ("quantization_config", "compression_config", "quantization")
 
 
@@ -88,7 +92,7 @@ class StoredCheckpoint:
             name: StoredParameter.of(weight, dtype) if self._keep else _Expanded(weight, dtype, self._release)
             for name, weight in self.found.weights.items()
         }
-        return state
+        return {_authors_name(name): each for name, each in state.items()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -113,6 +117,11 @@ class StoredCheckpoint:
             if sum(tensor.nbytes for tensor in self._seen) >= at_once:
                 release_file_pages(address_ranges(self._seen))
                 self._seen.clear()
+
+
+def _authors_name(name: str) -> str:
+    found = _EXPERT.fullmatch(name)
+    return f"{found[1]}.{_NUMBERED[found[2]]}.weight" if found else name
 
 
 class _Expanded:

@@ -58,6 +58,11 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "he
 CUT = ("fp8-uneven-blocks",)
 
 
+#: Formats whose layers multiply inputs by scales of their own, which no kernel does.
+SMOOTHED = ("modelopt-awq", "modelopt-smoothed")
+TILED = [name for name in FORMATS if name not in SMOOTHED]
+
+
 def load(folder: Path, dtype: str = "float32") -> LoadedModel:
     config = EngineConfig(model=str(folder), device="cpu", dtype=dtype, attention_backend="triton")
     return load_model(config, show_progress=False)
@@ -87,7 +92,7 @@ def read(folder: Path, name: str) -> FoundWeights:
     return READERS[method](MappedTensors(weight_files(folder)), settings)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TILED)
 def test_tiles_stand_for_the_numbers_of_codes(original: Path, tmp_path: Path, name: str) -> None:
     """And take no more memory than codes, scales and zero points do."""
     folder, _ = stored_folder(original, tmp_path, name)
@@ -120,7 +125,7 @@ def stored_bytes(model: nn.Module) -> int:
     return total + sum(each.nbytes for name, each in layers.named_parameters() if "proj" in name)
 
 
-@pytest.mark.parametrize("name", by_day(FORMATS, "fp8-blocks", "gptq-act-order", "nvfp4", "mlx-4"))
+@pytest.mark.parametrize("name", by_day(TILED, "fp8-blocks", "gptq-act-order", "nvfp4", "mlx-4"))
 def test_models_are_those_of_the_numbers(original: Path, tmp_path: Path, name: str) -> None:
     """Cold and hot, from as many kernels as a plain model, with no copy of any weight in another form."""
     folder, plain = stored_folder(original, tmp_path, name)
@@ -138,6 +143,15 @@ def test_models_are_those_of_the_numbers(original: Path, tmp_path: Path, name: s
     assert products
     for layer in launched:
         assert layer.total() <= MAX_KERNELS, layer
+
+
+@pytest.mark.parametrize("name", by_day(SMOOTHED, "modelopt-awq"))
+def test_smoothed_layers_are_expanded(original: Path, tmp_path: Path, name: str) -> None:
+    folder, plain = stored_folder(original, tmp_path, name)
+    runner = make_runner(load(folder))
+    assert not products_of(runner.model.get_submodule("model.layers"))
+    for got, wanted in zip(cold_and_hot(runner), expected(plain), strict=True):
+        assert (got - wanted).abs().max().item() < 1e-4
 
 
 @pytest.mark.parametrize("family", by_day(("gpt-oss", "mixtral", "deepseek-v3"), "gpt-oss"))
@@ -186,7 +200,7 @@ def test_products_of_states_stay_as_they_are_stored(family: str, tmp_path: Path)
     torch.testing.assert_close(logits[0], logits[1], rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", by_day(FORMATS, "awq"))
+@pytest.mark.parametrize("name", by_day(TILED, "awq"))
 def test_rows_alone_are_rows_of_a_batch(original: Path, tmp_path: Path, name: str) -> None:
     """Bit for bit in deterministic mode, also of products whose forms differ."""
     folder, _ = stored_folder(original, tmp_path, name)
@@ -224,7 +238,7 @@ def test_layers_of_several_forms_are_fused(original: Path, tmp_path: Path) -> No
         assert (got - wanted).abs().max().item() < 1e-4
 
 
-@pytest.mark.parametrize("name", by_day(FORMATS, "fp8-blocks", "gptq-act-order", "packed-4-zeros"))
+@pytest.mark.parametrize("name", by_day(TILED, "fp8-blocks", "gptq-act-order", "packed-4-zeros"))
 def test_shares_of_ranks(original: Path, tmp_path: Path, name: str) -> None:
     """Outputs and inputs of a rank, with their scales; a block that is cut is refused by its size."""
     folder, _ = stored_folder(original, tmp_path, name)

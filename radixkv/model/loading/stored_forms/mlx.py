@@ -26,8 +26,7 @@ from radixkv.model.stored_weights.stored_weight import StoredWeight
 
 _WORDS = (torch.uint32, torch.int32)
 _EXPERTS = "switch_mlp"
-#: Names that some models have for an expert's products.
-_NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+_PRODUCTS = ("gate_proj", "down_proj", "up_proj")
 
 
 def read_mlx(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
@@ -65,10 +64,8 @@ def read_mlx(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeight
 
 def _names_of_experts(name: str, count: int) -> Iterator[str]:
     layer, dot, product = name.removesuffix(".weight").rpartition(f".{_EXPERTS}.")
-    if not dot or product not in _NUMBERED:
+    if not dot or product not in _PRODUCTS:
         raise ValueError("it is of several experts, under a name that is not known")
-    if layer.endswith("block_sparse_moe"):
-        product = _NUMBERED[product]
     return (f"{layer}.experts.{number}.{product}.weight" for number in range(count))
 
 
