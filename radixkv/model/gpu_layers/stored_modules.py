@@ -55,11 +55,10 @@ class Target:
         embedded = self._embedded.get(weight.tensors[0].data_ptr())
         if embedded is not None and embedded.out_features == weight.out_features:
             return embedded.with_bias(bias)
-        moved = weight.to(self.device)
-        found = tiled(moved)
+        found = tiled(weight, self.device)
         if found is None or (needs_float8(found) and not self._has_float8):
             self.expanded[weight.title] += 1
-            found = TiledWeight.plain(moved.dequantized(self.dtype))
+            found = TiledWeight.plain(weight.to(self.device).dequantized(self.dtype))
         if self.device.type != "cpu":
             release_file_pages(address_ranges(weight.tensors))
         return found.with_bias(bias)

@@ -8,7 +8,8 @@
     Fp8Weight       floats of 8 bits; Int8Weight: whole numbers of 8
     BlockWeight     blocks of GGUF files (`block_tiles`)
 
-Codes are rearranged on the device that the weight is on.
+Codes are rearranged on the device that reads them; what is decided by a weight's values is decided before,
+where it was read: nothing waits for a GPU, and torch's `meta`, which has no values, takes all forms.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ _FILLED = 32
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def tiled(weight: StoredWeight) -> TiledWeight | None:
-    """A weight's tile form; None: it has none."""
+def tiled(weight: StoredWeight, device: torch.device | None = None) -> TiledWeight | None:
+    """Return a weight's tile form on a device (None: where it is), or None if it has none."""
     if not weight.out_features or not weight.in_features:
         return None
+    device = weight.tensors[0].device if device is None else device
     if isinstance(weight, ScaledWeight):
+        weight = weight.to(device)
         zeros = None if weight.zeros is None else weight.zeros.to(torch.int16)
         return TiledWeight.scaled(weight.codes, _floats(weight.scales), weight.block, zeros)
     if isinstance(weight, BlockWeight):
-        return tiled_blocks(weight)
+        return tiled_blocks(weight.to(device))
     if weight.in_features % 2:  # two codes are a byte
         return None
     if isinstance(weight, GroupWeight):
-        return _of_groups(weight)
+        return _of_groups(weight, device)
+    if isinstance(weight, CodebookWeight):
+        return _of_codebook(weight, device)
     if isinstance(weight, AffineWeight):
-        return _of_affine(weight)
-    if isinstance(weight, Fp4Weight):
-        return _of_fp4(weight)
-    return _of_codebook(weight) if isinstance(weight, CodebookWeight) else None
+        return _of_affine(weight.to(device))
+    return _of_fp4(weight.to(device)) if isinstance(weight, Fp4Weight) else None
 
 
 def needs_float8(weight: TiledWeight) -> bool:
@@ -63,15 +66,16 @@ def _floats(scales: Tensor) -> Tensor:
     return scales if scales.dtype in _FLOATS else scales.to(torch.float32)
 
 
-def _of_groups(weight: GroupWeight) -> TiledWeight | None:
-    codes = weight.codes.rows(range(weight.out_features))
-    scales, zeros, size = _floats(weight.scales), weight.zeros, weight.group_size
+def _of_groups(weight: GroupWeight, device: torch.device) -> TiledWeight | None:
+    codes = weight.codes.to(device).rows(range(weight.out_features))
+    scales, zeros, size = _floats(weight.scales).to(device), weight.zeros, weight.group_size
     if zeros is not None and bool((zeros == weight.middle).all()):
         zeros = None
-    zeros = None if zeros is None else zeros.to(torch.int16 if weight.bits == 8 else torch.uint8)
+    zeros = None if zeros is None else zeros.to(device, torch.int16 if weight.bits == 8 else torch.uint8)
     more: dict[str, Any] = {"zero": weight.middle if zeros is None else 0}
     if weight.group_of is not None:
         order, groups, size = _sorted(weight.group_of, weight.scales.shape[1])
+        order, groups = order.to(device), groups.to(device)
         more |= {"order": order.to(torch.int32), "in_features": weight.in_features}
         codes = codes[:, order.clamp_min(0)]
         scales, zeros = scales[:, groups], None if zeros is None else zeros[:, groups]
@@ -131,10 +135,10 @@ def _of_fp4(weight: Fp4Weight) -> TiledWeight:
     return TiledWeight.of_pairs(E2M1, weight.codes, scales, weight.group_size, supers=supers.contiguous())
 
 
-def _of_codebook(weight: CodebookWeight) -> TiledWeight | None:
+def _of_codebook(weight: CodebookWeight, device: torch.device) -> TiledWeight | None:
     if weight.in_features % weight.block_size or weight.block_size % 2:
         return None  # blocks go on from row to row
-    codes = weight.codes.view(weight.out_features, -1)
-    scales = weight.scales.view(weight.out_features, -1)
+    codes = weight.codes.to(device).view(weight.out_features, -1)
+    scales = weight.scales.to(device).view(weight.out_features, -1)
     table = weight.table.tolist()
     return TiledWeight.of_pairs(TABLE, (codes >> 4) | (codes << 4), scales, weight.block_size, table)
