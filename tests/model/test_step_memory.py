@@ -12,12 +12,13 @@ from tiny_models import save_tiny_model
 from tiny_vision_models import save_tiny_vision_model
 
 from radixkv.engine.config import EngineConfig
-from radixkv.model.attention.attention_shape import plain_shape
+from radixkv.model.attention.attention_shape import AttentionShape
 from radixkv.model.loading.loader import load_model
 from radixkv.model.memory import step_memory
 from radixkv.model.memory.kv_memory import ModelShape, is_sized_by_gpu, size_kv_cache
 from radixkv.model.memory.step_memory import measure_encoding_memory, measure_step_memory
 from radixkv.model.vision.encoder_cache import Encoding
+from radixkv_kernels import KVGroup
 
 GIB = 2**30
 
@@ -87,7 +88,8 @@ def test_views_and_empty_memory_are_no_launches() -> None:
 
 def test_kv_memory_is_what_a_step_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (60 * GIB, 80 * GIB))
-    shape = ModelShape(plain_shape(32, 32, 8, 128), torch.bfloat16, torch.device("cuda"), 8192)
+    alike = AttentionShape((KVGroup(tuple(range(32)), 32, 8, 128, 128),), {})
+    shape = ModelShape(alike, torch.bfloat16, torch.device("cuda"), 8192)
     config = EngineConfig(model="m", gpu_memory_utilization=0.9)
     assert is_sized_by_gpu(config, shape.device)
     spec, _, _ = size_kv_cache(config, shape, 7 * GIB)

@@ -84,12 +84,6 @@ class AttentionShape:
         return replace(self, groups=tuple(groups))
 
 
-def plain_shape(num_layers: int, num_query_heads: int, num_kv_heads: int, head_size: int) -> AttentionShape:
-    """Layers that are all alike."""
-    layers = tuple(range(num_layers))
-    return AttentionShape((KVGroup(layers, num_query_heads, num_kv_heads, head_size, head_size),), {})
-
-
 #: Stands for attention in a model without any: the cache counts tokens by blocks all the same.
 _PLACEHOLDER = KVGroup((0,), 1, 1, 8, 8)
 

@@ -65,16 +65,6 @@ class ScaledWeight(StoredWeight):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.codes, self.scales) if self.zeros is None else (self.codes, self.scales, self.zeros)
 
-    @property
-    def is_per_tensor(self) -> bool:
-        """True if one scale holds for all codes."""
-        return self.scales.numel() == 1
-
-    @property
-    def is_per_channel(self) -> bool:
-        """Each output has one scale (or all have the same)."""
-        return self.scales.shape[1] == 1 and self.scales.shape[0] in (1, self.out_features)
-
     def rows(self, own: range) -> Tensor:
         height, width = self.block
         numbers = self.codes[own.start : own.stop].to(torch.float32)

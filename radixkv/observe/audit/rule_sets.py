@@ -30,7 +30,6 @@ class RuleSet:
         holds_clients: True: text of known clients about themselves at the head of prompts is held constant.
         orders_results: True: results of parallel calls are in the order of the calls, however they arrive.
         by_key: True: callers with different keys share nothing.
-        read_cost, write_cost: cost of a token relative to a computed one; of a write by its time to live.
     """
 
     name: str
@@ -46,8 +45,6 @@ class RuleSet:
     holds_clients: bool = False
     orders_results: bool = False
     by_key: bool = False
-    read_cost: float = 0.0
-    write_cost: Mapping[float, float] = field(default_factory=dict)
 
     def minimum(self, model: str) -> int:
         """Tokens that a cached prefix of a model needs."""
@@ -78,8 +75,6 @@ RULE_SETS = {
             keeps_answers=False,
             tools_first=True,
             by_key=True,
-            read_cost=0.1,
-            write_cost={300.0: 1.25, 3600.0: 2.0},
         ),
         RuleSet(
             "openai",
@@ -92,8 +87,6 @@ RULE_SETS = {
             keeps_answers=False,
             tools_first=True,
             by_key=True,
-            read_cost=0.1,
-            write_cost={1800.0: 1.25, 43200.0: 1.25},
         ),
     )
 }
