@@ -179,6 +179,7 @@ fuzz: install-test
 	RADIXKV_FUZZ=20 $(BIN)/python -m pytest tests/engine/test_samples_and_beams.py tests/kernels/test_attention_contract.py \
 		tests/kernels/test_float_product.py
 	RADIXKV_FUZZ=20 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -k random
+	TRITON_INTERPRET=1 $(BIN)/python tests/engine/fuzz_small_pools.py --interpreted all --mixed --each 6 --requests 240
 	RADIXKV_ALL_CELLS=1 $(BIN)/python -m pytest tests/cli/test_replay_recorded.py
 
 soak: install-test

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Thousands of requests in pools with hardly enough blocks.
 
+With `--interpreted` (and TRITON_INTERPRET=1) the models are tiny ones over the interpreted Triton kernels.
 Prints what the runs were like; ends with an error at the first seed whose answers differ from those of an
-engine without guesses and with room for all, or whose invariants break.
+engine without guesses and with room for all, or of transformers, or whose invariants break.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import argparse
 import logging
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 os.environ["RADIXKV_CHECK_STEPS"] = "1"
@@ -45,6 +48,8 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, help="end after so long, whatever was served")
     parser.add_argument("--redis", action="store_true", help="two replicas over a Redis that fails")
+    parser.add_argument("--interpreted", help="a kind of tiny model over the Triton kernels, or `all`")
+    parser.add_argument("--each", type=int, default=60, help="requests of a seed")
     parser.add_argument("--folder", type=Path, help="with a host tier and a disk tier in this folder")
     options = parser.parse_args()
     logging.getLogger("radixkv").disabled = True  # which step failed
@@ -56,18 +61,38 @@ def main() -> None:
     tell_at = started
     until = float("inf") if options.seconds is None else started + options.seconds
     names = ("faults", "tier", "controls", "ahead", "quotas", "agents", "images")
+    models = _interpreted(options.interpreted) if options.interpreted else []
+    if models:
+        names = names[:-1]
     while total.requests < options.requests and time.monotonic() < until:
         wanted = {name: getattr(options, name) for name in names}
         if options.mixed:
             drawn = np.random.default_rng(seed).random(len(names)) < 0.6
             wanted = dict(zip(names, map(bool, drawn), strict=True))
+        if models:
+            wanted["interpreted"] = models[seed % len(models)]
         for _ in range(1 if options.folder is None else 2):  # the second time much of it is on the disk
-            total.add(run(seed, 60, **wanted, states=options.states, folder=options.folder))
+            total.add(run(seed, options.each, **wanted, states=options.states, folder=options.folder))
         seed += 1
         if time.monotonic() >= tell_at:
             tell_at = time.monotonic() + TELL_S
             print(f"{time.monotonic() - started:6.0f} s, seed {seed}: {total}", flush=True)
     print(f"{total}\nno difference")
+    for model in models:
+        print(f"{model.kind}: {model.num_checked} tokens, {model.num_near} of them by rounding")
+
+
+def _interpreted(kind: str) -> list[Any]:
+    """Models of a kind, or of all."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "kernels" / "interpreted"))
+    import interpreter_repairs
+    import transformers
+    from interpreted_models import KINDS, InterpretedModel
+
+    interpreter_repairs.install()
+    transformers.logging.disable_progress_bar()
+    folder = Path(tempfile.mkdtemp())
+    return [InterpretedModel(each, folder / each) for each in ([kind] if kind != "all" else KINDS)]
 
 
 def over_redis(seed: int, num_requests: int, *, ahead: bool) -> None:

@@ -5,7 +5,8 @@ Prompts come from a few families with shared beginnings that end inside blocks, 
 them with a public prefix; some are repeated word for word, so that there is much to guess. Requests have
 samples, seeds, priorities; some are beams, some are aborted, and the cache is reset, pinned and published
 meanwhile. They may show pictures to a model that sees, whose tower fails now and then. Every answer is
-compared with that of an engine that has room for all, caches and guesses nothing.
+compared with that of an engine that has room for all, caches and guesses nothing; those of tiny models over
+interpreted kernels (`interpreted_models`) are greedy, and compared with transformers.
 
 `tests/engine/fuzz_small_pools.py` runs it for as long as wanted.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from paged_language_model import END, VOCAB, make_engine, next_logits, run_all
@@ -27,20 +28,26 @@ from seeing_hash_model import (
     check_nothing_is_left,
     encode_layer_by_layer,
 )
-from stateful_hash_model import BYTES_PER_STATE, StatefulHashModel
+from stateful_hash_model import StatefulHashModel
 
 from radixkv.cache.accounts import Quota
 from radixkv.cache.states.checkpoint import GRID
 from radixkv.engine.engine import Engine
+from radixkv.engine.runner import Runner
 from radixkv.errors import ContextLengthExceededError, InvalidRequestError
+from radixkv.model.step_limits import StepLimits
 from radixkv.sampling.sampling_params import SamplingParams
 from radixkv.scheduling.batch import Batch
 from radixkv.scheduling.request import PrefixPin
 from radixkv.speculation.step_costs import StepCosts
+from radixkv.tiers.checkpoint_memory import bytes_per_checkpoint
 from radixkv.tiers.disk.disk_tier import DiskTier
 from radixkv.tiers.host_tier import HostTier
 from radixkv.tiers.record import BlockKind
 from radixkv.tiers.tier import TierStack
+
+if TYPE_CHECKING:
+    from interpreted_models import InterpretedModel
 
 #: Rows cost nothing: as many guesses are made as there are.
 FREE = StepCosts({1: 1.0, 2: 1.0})
@@ -124,6 +131,7 @@ class Outcome:
     images: int = 0
     encoded: int = 0
     broken: int = 0
+    replayed: int = 0
     namespaces: set[Any] = field(default_factory=set)
 
     def add(self, other: Outcome) -> None:
@@ -230,7 +238,7 @@ class _Tier:
         self.wild = WildTier(self.random)
         self.now = 0.0
 
-    def options(self, block_size: int, *, states: bool) -> dict[str, Any]:
+    def options(self, model: Runner) -> dict[str, Any]:
         """Of `make_engine`."""
         return {"tier": self.wild, "clock": lambda: self.now, "load_deadline_s": 0.1}
 
@@ -414,15 +422,16 @@ class _DiskAndHost:
             data[int(self.random.integers(len(data)))] ^= 1 << int(self.random.integers(8))
             path.write_bytes(data)
 
-    def options(self, block_size: int, *, states: bool) -> dict[str, Any]:
+    def options(self, model: Runner) -> dict[str, Any]:
         """Of `make_engine`."""
-        kind = BlockKind("paged-hash", "", block_size, 24 * block_size)
+        size, of_a_state = model.bytes_per_block, bytes_per_checkpoint(model)
+        kind = BlockKind("paged-hash", "", model.block_size, size)
         of_states = None
-        max_bytes = int(self.random.integers(70, 400)) * (28 * block_size + 200)
-        host_bytes = int(self.random.integers(5, 40)) * 24 * block_size
-        if states:
-            of_states = replace(kind, kv_format="states", block_size=GRID, block_bytes=BYTES_PER_STATE)
-            max_bytes, host_bytes = max_bytes + 16 * BYTES_PER_STATE, host_bytes + 4 * BYTES_PER_STATE
+        max_bytes = int(self.random.integers(70, 400)) * (size + 4 * model.block_size + 200)
+        host_bytes = int(self.random.integers(5, 40)) * size
+        if of_a_state:
+            of_states = replace(kind, kv_format="states", block_size=GRID, block_bytes=of_a_state)
+            max_bytes, host_bytes = max_bytes + 16 * of_a_state, host_bytes + 4 * of_a_state
         disk = DiskTier(self.folder, max_bytes, kind, states=of_states)
         return {"tier": TierStack([HostTier(host_bytes), disk]), "load_deadline_s": 5.0}
 
@@ -467,6 +476,7 @@ def run(
     states: bool = False,
     images: bool = False,
     folder: Path | None = None,
+    interpreted: InterpretedModel | None = None,
 ) -> Outcome:
     """Serve one seed's traffic with few blocks; raises AssertionError where something is wrong.
 
@@ -479,6 +489,7 @@ def run(
         states: the model has states, and slots for hardly more than the running requests'.
         images: prompts show pictures; the encodings of some, or of hardly one, are kept.
         folder: there are a host tier and a disk tier with this folder.
+        interpreted: the model, over the Triton kernels; None: a scripted one.
     """
     setup = np.random.default_rng(seed + 10**6)
     below = _DiskAndHost(seed, folder) if folder is not None else _Tier(seed) if tier else None
@@ -489,12 +500,18 @@ def run(
     if states:
         options["num_slots"] = int(np.random.default_rng(seed + 7 * 10**6).choice([6, 9, 16, 40]))
     engine, model, pictures = _small_engine(
-        setup, below, faults=faults, ahead=ahead, sees=seed if images else None, **options
+        setup,
+        below,
+        faults=faults,
+        ahead=ahead,
+        sees=seed if images else None,
+        interpreted=interpreted,
+        **options,
     )
     limits = _Quotas(seed) if quotas else None
     if limits is not None:
         limits.act(engine, at_start=True)
-    block_size = engine.cache.block_size
+    block_size, has_states = engine.cache.block_size, engine.cache.states is not None
     traffic, oracle = Traffic(seed, engine.limits.max_model_len), Oracle(block_size, pictures)
     at_once = int(setup.choice([2, 6, 16]))
     outcome, running, step = Outcome(), {}, 0
@@ -503,6 +520,8 @@ def run(
             ask = traffic.next()
             for wish in wishes:
                 ask = wish.add_to(ask)
+            if interpreted is not None:
+                ask = replace(ask, params=_greedy(ask.params))
             prompt, shown = placed(ask, pictures)
             outcome.images += len(shown)
             try:
@@ -544,14 +563,19 @@ def run(
         for output in result.finished:
             ask, _, is_broken = running.pop(output.request_id)
             outcome.partial_hits += bool(output.num_cached_tokens % block_size)
-            outcome.resumed += states and output.num_cached_tokens > 0
+            outcome.resumed += has_states and output.num_cached_tokens > 0
             outcome.accepted += output.accepted_draft_tokens
             outcome.rejected += output.rejected_draft_tokens
             if is_broken:
                 assert not output.num_generated_tokens, f"seed {seed}: a broken picture was shown: {output}"
                 outcome.broken += 1
                 continue
-            _compare(seed, ask, output, oracle, may_fail=faults, may_be_short=quotas)
+            if _has_failed(seed, output, may_fail=faults, may_be_short=quotas):
+                pass
+            elif interpreted is None:
+                _compare(seed, ask, output, oracle, may_be_short=quotas)
+            else:
+                _compare_with_transformers(seed, ask, output, interpreted)
             if talks is not None:
                 talks.ended(ask, output)
         for request_id, entry in list(running.items()):
@@ -569,6 +593,8 @@ def run(
     outcome.evicted_blocks = stats.cache.evicted_blocks
     outcome.evicted_states = stats.cache.evicted_checkpoints
     outcome.steps_ahead = stats.steps_ahead
+    if interpreted is not None:
+        outcome.replayed = model.num_replayed
     _check_end(seed, engine, model)
     if pictures is not None:
         counts = stats.images
@@ -586,23 +612,29 @@ def _small_engine(
     ahead: bool,
     sees: int | None,
     num_slots: int = 0,
+    interpreted: InterpretedModel | None = None,
     **options: Any,
-) -> tuple[Engine, Parrot, Pictures | None]:
+) -> tuple[Engine, Any, Pictures | None]:
     """An engine of few blocks, with settings that are drawn.
 
     Args:
         sees: seed of its pictures; None: it sees none.
         num_slots: states of the model; 0: it has none.
+        interpreted: the model; None: a scripted one.
     """
     block_size = int(setup.choice([8, 16]))
     num_blocks = int(setup.integers(30, 81)) if block_size == 8 else int(setup.integers(20, 50))
     longest = int(min(num_blocks * block_size // setup.choice([1, 2, 3]), 400 if num_slots else 240))
     failing = iter(setup.random(10**5) < 0.01)
-    fails = {"fail_if": lambda batch: faults and bool(next(failing))}
+    fails: dict[str, Any] = {"fail_if": lambda batch: faults and bool(next(failing))}
     pictures = None if sees is None else Pictures(sees, longest)
-    if num_slots:
+    model: Any = None
+    if interpreted is not None:
+        longest = min(longest, interpreted.longest)
+        num_blocks = -(-longest // block_size) + int(setup.integers(0, 12))
+    elif num_slots:
         kind = StatefulParrot if pictures is None else SeeingStatefulParrot
-        model: Parrot = kind(num_blocks, block_size, num_slots, **fails)
+        model = kind(num_blocks, block_size, num_slots, **fails)
     else:
         model = (Parrot if pictures is None else SeeingParrot)(num_blocks, block_size, **fails)
     if pictures is not None:
@@ -622,16 +654,21 @@ def _small_engine(
         eviction_policy=str(setup.choice(["lru", SLRU, "adaptive", S3FIFO])),
         max_draft_tokens=int(setup.choice([4, 16])),
         step_costs=FREE if setup.random() < 0.7 else None,
-        **({} if below is None else below.options(block_size, states=num_slots > 0)),
         **({"async_scheduling": True, "speculation": setup.choice(["off", "off", "auto"])} if ahead else {}),
     )
-    engine, _ = make_engine(**settings | options)
+    settings |= options
+    if interpreted is not None:
+        limits = StepLimits(settings["budget"], settings["max_num_seqs"], longest)
+        settings["model"] = interpreted.runner(setup, num_blocks, block_size, limits, **fails)
+    if below is not None:
+        settings |= below.options(settings["model"])
+    engine, _ = make_engine(**settings)
     if pictures is not None and pictures.in_pieces:
         encode_layer_by_layer(engine)
-    return engine, model, pictures
+    return engine, settings["model"], pictures
 
 
-def _check_end(seed: int, engine: Engine, model: Parrot) -> None:
+def _check_end(seed: int, engine: Engine, model: Any) -> None:
     """Nothing runs any more: nothing is held, and nothing was broken."""
     engine.check()
     stats = engine.stats()
@@ -662,17 +699,43 @@ def _disturb(engine: Engine, traffic: Traffic, random: np.random.Generator) -> N
         engine.cache.explain(text, namespace)
 
 
-def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_fail: bool, may_be_short: bool) -> None:
+def _has_failed(seed: int, output: Any, *, may_fail: bool, may_be_short: bool) -> bool:
+    """Return True for an output without answers, and assert that it may be one.
+
+    Args:
+        may_be_short: a ceiling may leave no room for it.
+    """
+    if all(sample.finish_reason != "error" for sample in output.outputs):
+        return False
+    no_room = output.error_code in ("out_of_kv_blocks", "context_length_exceeded")
+    assert may_fail or (may_be_short and no_room), f"seed {seed}: {output}"
+    return True
+
+
+def _greedy(params: SamplingParams) -> SamplingParams:
+    """The same without what makes the most likely token another one."""
+    return replace(
+        params, temperature=0.0, seed=None, frequency_penalty=0.0, repetition_penalty=1.0, top_p=1.0, top_k=0
+    )
+
+
+def _compare_with_transformers(seed: int, ask: Ask, output: Any, model: InterpretedModel) -> None:
+    """Assert that an output is what transformers says."""
+    for sample in output.outputs:
+        try:
+            is_end = sample.finish_reason == "stop" and not ask.params.stop_token_ids
+            model.check(ask.prompt, list(sample.token_ids), ended=is_end)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {output.request_id} in {ask.namespace!r}: {error}") from error
+
+
+def _compare(seed: int, ask: Ask, output: Any, oracle: Oracle, *, may_be_short: bool) -> None:
     """Assert that an output is the oracle's.
 
     Args:
-        may_be_short: a ceiling may end it early, or leave no room for it.
+        may_be_short: a ceiling may end it early.
     """
     reasons = {sample.finish_reason for sample in output.outputs}
-    if "error" in reasons:
-        no_room = output.error_code in ("out_of_kv_blocks", "context_length_exceeded")
-        assert may_fail or (may_be_short and no_room), f"seed {seed}: {output}"
-        return
     expected = oracle.answer(ask)
     for sample, (tokens, logprobs) in zip(output.outputs, expected, strict="abort" not in reasons):
         if sample.finish_reason == "abort" or (may_be_short and sample.finish_reason == "length"):

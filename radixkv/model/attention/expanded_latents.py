@@ -11,7 +11,8 @@ expanded heads take nope + rope + value. For n queries at the end of a context o
 At the start of a prompt n is c, and expansion always takes less; behind a long cached prefix it takes
 chunks of some hundred queries. The latents are read back from the cache, so that both ways see the same
 numbers, 8-bit ones included. The way of a chunk depends on the cutting of its prompt and on the cached part,
-and the two ways differ in their last bits: deterministic mode leaves all chunks absorbed.
+and the two ways differ in their last bits: deterministic mode leaves all chunks absorbed. (Decodes must be,
+and their K/V is the next prompt's prefix: `docs/kernels.md` has the figures.)
 
 Heads are expanded some at a time, in memory of a fixed size. On a CPU they are attended by the same kernels,
 from blocks of their own; on a GPU by torch's attention (`radixkv_kernels.contiguous`).
