@@ -4,19 +4,23 @@
 Models are random ones of one shape, written by this script: products of the layers in a format, embeddings
 and the output product in bfloat16, in the GGUF files as well. Layers have the same numbers.
 
-Steps run in one process, in turns: decodes of 1 and 8 sequences and a prompt of 512 tokens, medians of the
-turns. One thread, and the clock is CPU time, so that other programs disturb less. Peak memory (`VmHWM`) is of
-a process of its own, with 576 tokens of K/V, that loads the model and computes the prompt: the second one,
-as the first one compiles.
+Steps of a format and of its GGUF file run in one process, in turns: decodes of 1 and 8 sequences and a prompt
+of 512 tokens, medians of the turns. One thread, and the clock is CPU time, so that other programs disturb
+less. Peak memory (`VmHWM`) is of a process of its own, with 576 tokens of K/V, that loads the model and
+computes the prompt, with kernels compiled before; with `--first-start`, it compiles them.
 
-    python -m benchmarks.stored_formats [FORMAT ...] [--rounds N] [--json FILE]
+A line is printed, and FILE written, as soon as a format is measured. All take 10 minutes on two free cores.
+
+    python -m benchmarks.stored_formats [FORMAT ...] [--rounds N] [--first-start] [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -30,8 +34,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from safetensors.torch import save_file
 
 from benchmarks.cpu_products import make_batch
@@ -69,6 +71,8 @@ def _groups(bits: int, size: int, **more: Any) -> dict[str, Any]:
     return {**settings, "format": "pack-quantized"}
 
 
+_BITS_4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+_TORCHAO = {"quant_method": "torchao", "quant_type": {}}
 _FLOATS = written.groups("float", "group", num_bits=4, group_size=16)
 FORMATS: dict[str, Format] = {
     "AWQ, groups of 128": Format(
@@ -76,22 +80,31 @@ FORMATS: dict[str, Format] = {
         GGUF_4,
         {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
     ),
-    "GPTQ with activation order": Format(
+    "GPTQ, activation order": Format(
         partial(written.gptq, size=128, shuffled=True),
         GGUF_4,
         {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True},
     ),
-    "compressed-tensors W4A16": Format(partial(written.pack_quantized, size=128), GGUF_4, _groups(4, 128)),
+    "compressed W4A16": Format(partial(written.pack_quantized, size=128), GGUF_4, _groups(4, 128)),
     "MXFP4": Format(written.mxfp4, GGUF_4, {**_FLOATS, "format": "mxfp4-pack-quantized"}),
     "NVFP4": Format(written.nvfp4, GGUF_4, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-    "NF4": Format(written.nf4, GGUF_4, {"quant_method": "bitsandbytes", "load_in_4bit": True}),
+    "NF4": Format(written.nf4, GGUF_4, _BITS_4),
+    "FP4": Format(written.fp4, GGUF_4, _BITS_4),
+    "torchao int4": Format(partial(written.torchao, kind="Int4Tensor", size=128), GGUF_4, _TORCHAO),
     "MLX, 4 bits": Format(partial(written.mlx, group=64), GGUF_4, {"group_size": 64, "bits": 4}),
     "FP8 in blocks of 128": Format(
         partial(written.block_fp8, block=128),
         GGUF_8,
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     ),
-    "compressed-tensors W8A8": Format(written.int8, GGUF_8, written.groups("int", "channel")),
+    "FP8 of channels": Format(written.channel_fp8, GGUF_8, written.groups("float", "channel")),
+    "compressed W8A8": Format(written.int8, GGUF_8, written.groups("int", "channel")),
+    "compressed W8A16": Format(partial(written.pack_quantized, bits=8, size=128), GGUF_8, _groups(8, 128)),
+    "bitsandbytes int8": Format(
+        written.bitsandbytes_int8, GGUF_8, {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    ),
+    "torchao int8": Format(partial(written.torchao, kind="Int8Tensor"), GGUF_8, _TORCHAO),
+    "torchao FP8": Format(partial(written.torchao, kind="Float8Tensor"), GGUF_8, _TORCHAO),
 }
 
 
@@ -191,21 +204,24 @@ def peak_here(path: str) -> float:
     return int(found[1]) * 1024 / 1e9
 
 
-def peak(path: Path) -> float:
-    """`peak_here` in a second process of its own, after one that compiles."""
+def peak(path: Path, *, first_start: bool) -> float:
+    """`peak_here` in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.stored_formats", "--here", str(path)]
-    for _ in range(2):
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    with tempfile.TemporaryDirectory() as empty:
+        more = {"NUMBA_CACHE_DIR": empty} if first_start else {}
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
+            env=os.environ | more,
+        )  # fmt: skip
     return float(done.stdout.splitlines()[-1])
 
 
-def steps(paths: Mapping[str, Path], rounds: int) -> dict[str, dict[str, float]]:
+def steps(runners: Mapping[str, Any], rounds: int) -> dict[str, dict[str, float]]:
     """Milliseconds of each step of each model, in turns."""
-    runners = {name: open_runner(path) for name, path in paths.items()}
-    figures: dict[str, dict[str, float]] = {name: {} for name in paths}
+    figures: dict[str, dict[str, float]] = {name: {} for name in runners}
     for step, shape in STEPS.items():
         batch = make_batch(*shape)
-        times: dict[str, list[float]] = {name: [] for name in paths}
+        times: dict[str, list[float]] = {name: [] for name in runners}
         turns = rounds if shape[1] == 1 else max(1, rounds // 5)
         for turn in range(turns + 1):  # the first one is not counted
             for name, one in runners.items():
@@ -218,12 +234,23 @@ def steps(paths: Mapping[str, Path], rounds: int) -> dict[str, dict[str, float]]
     return figures
 
 
+def report(name: str, path: Path, peak_gb: float, ms: dict[str, float], other: dict[str, float]) -> Any:
+    """Print a model's line; its figures."""
+    size = size_gb(path)
+    allowed = LIMIT * size + LIMIT_GB
+    ratios = {step: ms[step] / other[step] for step in STEPS}
+    shown = [f"{ms[step]:7.1f} {ratios[step]:5.2f}" for step in STEPS]
+    print(f"{name:24}{1000 * peak_gb:8.0f} ({1000 * allowed:.0f}) ", *shown, sep="  ", flush=True)
+    return {"gb": size, "peak_gb": peak_gb, "allowed_gb": allowed, "ms": ms, "of_gguf": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {', '.join(FORMATS)}; all")
+    parser.add_argument("formats", nargs="*", metavar="FORMAT", help=f"of {'; '.join(FORMATS)}. All")
     parser.add_argument("--rounds", type=int, default=25, help="turns of a decode (default 25)")
+    parser.add_argument("--first-start", action="store_true", help="peaks of processes that compile")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -233,40 +260,25 @@ def main() -> None:
     unknown = set(args.formats) - set(FORMATS)
     if unknown:
         parser.error(f"unknown formats: {', '.join(sorted(unknown))}")
-    chosen = {name: FORMATS[name] for name in args.formats or FORMATS}
+    results: dict[str, Any] = {}
+    beside: dict[str, Any] = {}
+    print(f"{'':24}peak (allowed), MB", *(f"  {step}, ms, of GGUF" for step in STEPS), flush=True)
     with tempfile.TemporaryDirectory() as place:
-        paths = {name: Path(place) / f"{name}.gguf" for name in {each.beside for each in chosen.values()}}
-        for name, path in paths.items():
-            write_gguf(path, name.rpartition(" ")[2])
-        for number, (name, form) in enumerate(chosen.items()):
-            paths[name] = Path(place) / str(number)
-            write_folder(paths[name], form)
-        sizes = {name: size_gb(path) for name, path in paths.items()}
-        peaks = {name: peak(path) for name, path in paths.items()}
-        times = steps(paths, args.rounds)
-    table = Table("", "weights, MB", "peak, MB", "allowed", *(f"{step}, ms" for step in STEPS), "of GGUF")
-    results = {}
-    for name in paths:
-        allowed = LIMIT * sizes[name] + LIMIT_GB
-        own = times[name]
-        shown = [f"{own[step]:.1f}" for step in STEPS]
-        ratios = {}
-        if name in chosen:
-            other = times[chosen[name].beside]
-            ratios = {step: own[step] / other[step] for step in STEPS}
-        results[name] = {
-            "gb": sizes[name],
-            "peak_gb": peaks[name],
-            "allowed_gb": allowed,
-            "ms": own,
-            "of_gguf": ratios,
-        }
-        table.add_row(
-            name, f"{1000 * sizes[name]:.0f}", f"{1000 * peaks[name]:.0f}", f"{1000 * allowed:.0f}", *shown,
-            ", ".join(f"{ratio:.2f}" for ratio in ratios.values()),
-        )  # fmt: skip
-    Console(width=130).print(table)
-    write_figures(args.json, "stored_formats", {"results": results})
+        for name in args.formats or FORMATS:
+            form = FORMATS[name]
+            folder, other = Path(place) / "model", Path(place) / f"{form.beside}.gguf"
+            is_new = form.beside not in beside
+            if is_new:
+                write_gguf(other, form.beside.rpartition(" ")[2])
+                beside[form.beside] = open_runner(other)
+            write_folder(folder, form)
+            figures = steps({form.beside: beside[form.beside], name: open_runner(folder)}, args.rounds)
+            models = {form.beside: other, name: folder} if is_new else {name: folder}
+            for each, path in models.items():
+                found = peak(path, first_start=args.first_start)
+                results[each] = report(each, path, found, figures[each], figures[form.beside])
+            write_figures(args.json, "stored_formats", {"results": results})
+            shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,10 @@ _NF4 = (
     "-0.18477343022823334 -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 0.24611230194568634 "
     "0.33791524171829224 0.44070982933044434 0.5626170039176941 0.7229568362236023 1"
 )
+_FP4 = (
+    "0 0.0052083334885537624 0.6666666865348816 1 0.3333333432674408 0.5 0.1666666716337204 0.25 "
+    "0 -0.0052083334885537624 -0.6666666865348816 -1 -0.3333333432674408 -0.5 -0.1666666716337204 -0.25"
+)
 
 
 @dataclass(frozen=True)
@@ -114,12 +118,14 @@ def packed_int8(weight: Tensor) -> Stored:
     return Stored({"weight_packed": words, "weight_scale": scales, "weight_shape": shape}, stored.plain)
 
 
-def nf4(weight: Tensor, *, nested: bool = False, block: int = 64) -> Stored:
-    table = torch.tensor([float(each) for each in _NF4.split()])
+def nf4(
+    weight: Tensor, *, nested: bool = False, block: int = 64, kind: str = "nf4", numbers: str = _NF4
+) -> Stored:
+    table = torch.tensor([float(each) for each in numbers.split()])
     flat = weight.flatten().view(-1, block)
     scales = flat.abs().amax(1)
     state: dict[str, Any] = {
-        "quant_type": "nf4", "blocksize": block, "dtype": "float32", "shape": list(weight.shape),
+        "quant_type": kind, "blocksize": block, "dtype": "float32", "shape": list(weight.shape),
     }  # fmt: skip
     tensors = {"weight.absmax": scales}
     if nested:
@@ -141,9 +147,13 @@ def nf4(weight: Tensor, *, nested: bool = False, block: int = 64) -> Stored:
     tensors |= {
         "weight": (pairs[:, 0] << 4 | pairs[:, 1])[:, None],
         "weight.quant_map": table,
-        "weight.quant_state.bitsandbytes__nf4": text,
+        f"weight.quant_state.bitsandbytes__{kind}": text,
     }
     return Stored(tensors, plain)
+
+
+def fp4(weight: Tensor) -> Stored:
+    return nf4(weight, kind="fp4", numbers=_FP4)
 
 
 def bitsandbytes_int8(weight: Tensor) -> Stored:
@@ -154,7 +164,7 @@ def bitsandbytes_int8(weight: Tensor) -> Stored:
     return Stored({"weight": codes, "SCB": scales, "weight_format": form}, plain)
 
 
-def torchao(weight: Tensor, *, kind: str) -> Stored:
+def torchao(weight: Tensor, *, kind: str, size: int = 32) -> Stored:
     data = {"block_size": [1, weight.shape[1]], "dtype": {"_type": "torch.dtype", "_data": "bfloat16"}}
     if kind == "Float8Tensor":
         stored = channel_fp8(weight, kind=torch.float32)
@@ -167,16 +177,16 @@ def torchao(weight: Tensor, *, kind: str) -> Stored:
         zeros = torch.zeros(len(weight), 1, dtype=torch.int8)
         parts = dict(zip(names, [*values, zeros][:3], strict=True))
     if kind == "Int4Tensor":
-        low, high = (pick(weight.view(len(weight), -1, 32), -1) for pick in (torch.amin, torch.amax))
+        low, high = (pick(weight.view(len(weight), -1, size), -1) for pick in (torch.amin, torch.amax))
         scales = ((high - low) / 15).to(torch.bfloat16).float()
         zeros = (low + 8 * scales).to(torch.bfloat16).float()
-        spread, middle = (each.repeat_interleave(32, 1) for each in (scales, zeros))
+        spread, middle = (each.repeat_interleave(size, 1) for each in (scales, zeros))
         codes = ((weight - middle) / spread).round().clamp(-8, 7).to(torch.int8)
         stored = Stored({}, (codes.float() + 8) * spread + (middle - 8 * spread))
         pairs = (codes[:, ::2] & 15) | (codes[:, 1::2] << 4)
         values = [pairs, *(each.t().to(torch.bfloat16).contiguous() for each in (scales, zeros))]
         parts = dict(zip(names, values, strict=True))
-        data["block_size"] = [1, 32]
+        data["block_size"] = [1, size]
     header = json.dumps({"_type": kind, "_data": data, "_tensor_data_names": names})
     tensors = {f"_weight_{name}": tensor for name, tensor in parts.items()}
     return Stored(tensors, stored.plain, {"weight": header})
