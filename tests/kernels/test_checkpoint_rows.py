@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from nightly import by_day
 
 pytest.importorskip("numba")
 from radixkv_kernels.cpu.linear.block_experts import ExpertPanels, ExpertProduct
@@ -16,6 +17,7 @@ from radixkv_kernels.cpu.linear.block_formats import (
     A8_HALF,
     A8_SINGLE,
     ALL_FORMATS,
+    C4_BFLOAT,
     E4M3,
     E4M3_128,
     E5M2,
@@ -34,12 +36,18 @@ from radixkv_kernels.cpu.linear.block_formats import (
     U4_SINGLE,
     U8_HALF,
     U8_SINGLE,
+    WIDE_FORMATS,
 )
 from radixkv_kernels.cpu.linear.block_method import BlockMethod, methods
 from radixkv_kernels.cpu.linear.block_panels import BlockPanels
 from radixkv_kernels.cpu.linear.block_product import BlockProduct
 from radixkv_kernels.cpu.linear.block_rows import BlockRows, widened
-from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_codes
+from radixkv_kernels.cpu.linear.checkpoint_rows import (
+    block_rows,
+    format_of_affine,
+    format_of_codes,
+    least_of_middle,
+)
 
 if not methods():
     pytest.skip("neither VNNI nor AVX2", allow_module_level=True)
@@ -49,7 +57,10 @@ OUTPUTS, INPUTS, ROWS = 107, 256, 13
 NUMBERS = (
     U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, E4M3_128, E5M2_128,
     NVFP4, Q4_0, Q8_0, MXFP4, A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4,
+    C4_BFLOAT,
 )  # fmt: skip
+WIDE = tuple(number for number in WIDE_FORMATS.values() if number not in NUMBERS)
+WIDE_BY_DAY = tuple(WIDE_FORMATS[number] for number in (U4_HALF, I8_SINGLE, A4_BFLOAT, NF4))
 BY_NAME = {"ids": lambda number: ALL_FORMATS[number].name}
 
 
@@ -79,7 +90,9 @@ def blocks(number: int, outputs: int = OUTPUTS) -> tuple[object, torch.Tensor, f
         scales = scales.to(dtype)
         leasts = (scales.float() * -top * torch.rand(scales.shape, generator=source)).to(dtype)
         codes = whole(0, top + 1, outputs, INPUTS)
-        plain = codes.double() * scales.double().repeat_interleave(size, 1)
+        plain = (codes.double() - (form.offset if form.bits == 4 else 0)) * scales.double().repeat_interleave(
+            size, 1
+        )
         plain += leasts.double().repeat_interleave(size, 1)
         codes = codes.to(torch.uint8) if form.bits == 4 else (codes - 128).to(torch.int8)
         return block_rows(number, codes, scales, leasts=leasts), plain, factor
@@ -124,7 +137,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("number", NUMBERS, **BY_NAME)
+@pytest.mark.parametrize("number", by_day(NUMBERS + WIDE, *NUMBERS, *WIDE_BY_DAY), **BY_NAME)
 def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -> None:
     panels, plain = stored(number)
     product, rows, x = BlockProduct([panels]), BlockRows(), inputs()
@@ -141,7 +154,9 @@ def test_product_is_that_of_the_numbers_that_the_blocks_stand_for(number: int) -
         assert torch.equal(part, found[first : first + count])
 
 
-@pytest.mark.parametrize("number", [U4_HALF, U8_HALF, NVFP4, A8_BFLOAT, NF4], **BY_NAME)
+@pytest.mark.parametrize(
+    "number", [U4_HALF, U8_HALF, NVFP4, A8_BFLOAT, NF4, WIDE_FORMATS[U8_HALF]], **BY_NAME
+)
 def test_all_methods_give_the_same_bits(number: int) -> None:
     data, _, factor = blocks(number)
     rows, x = BlockRows(), inputs(3)
@@ -197,6 +212,11 @@ def test_the_narrowest_exact_format_is_chosen() -> None:
     assert format_of_codes(8, single, None) == I8_SINGLE
     assert format_of_codes(8, half, eight) == U8_HALF
     assert format_of_codes(8, single, eight) == U8_SINGLE
+    low = half.bfloat16().float() - 8 * single.bfloat16().float()
+    assert format_of_affine(4, single.bfloat16(), half.bfloat16()) == A4_HALF
+    assert format_of_affine(4, single.bfloat16(), low) == C4_BFLOAT
+    assert torch.equal(least_of_middle(single.bfloat16(), low), half.bfloat16().float())
+    assert format_of_affine(4, single, low) == A4_SINGLE
 
 
 def test_scales_of_one_group_may_lie_in_any_order() -> None:

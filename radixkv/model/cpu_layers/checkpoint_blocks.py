@@ -12,6 +12,7 @@ Weights whose groups are no multiples of 32 inputs, and the forms that are not n
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,16 +27,21 @@ from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight, Int8Weight, ScaledWeight
 from radixkv.model.stored_weights.stored_weight import StoredWeight
 from radixkv_kernels.cpu.linear.block_formats import (
+    ALL_FORMATS,
     E4M3,
-    E4M3_128,
     E5M2,
-    E5M2_128,
     FLOAT_TABLES,
     GROUP,
     MXFP4,
     NVFP4,
+    WIDE_FORMATS,
 )
-from radixkv_kernels.cpu.linear.checkpoint_rows import block_rows, format_of_affine, format_of_codes
+from radixkv_kernels.cpu.linear.checkpoint_rows import (
+    block_rows,
+    format_of_affine,
+    format_of_codes,
+    least_of_middle,
+)
 
 _Array = np.ndarray[Any, Any]
 
@@ -61,19 +67,29 @@ def has_blocks(weight: StoredWeight) -> bool:
     """Return True if a weight has a form that `blocks_of` knows."""
     if not weight.out_features or not weight.in_features or weight.in_features % GROUP:
         return False
-    if isinstance(weight, GroupWeight):
-        if weight.group_of is None:
-            return weight.group_size % GROUP == 0
-        return not bool((weight.group_of.bincount() % GROUP).any())
+    if isinstance(weight, Fp8Weight) and weight.zeros is not None:
+        return False
+    if isinstance(weight, CodebookWeight) and (
+        weight.in_features % weight.block_size or _table_of(weight) is None
+    ):
+        return False
+    size = _group_inputs(weight)
+    return size is not None and size % GROUP == 0
+
+
+def _group_inputs(weight: StoredWeight) -> int | None:
+    """Neighbouring inputs of an output that share a scale, in the order of the groups; None: no such form."""
+    if isinstance(weight, GroupWeight) and weight.group_of is not None:
+        return math.gcd(*weight.group_of.bincount().tolist())
+    if isinstance(weight, Fp4Weight):
+        return GROUP  # or half of it, which the format knows
+    if isinstance(weight, GroupWeight | AffineWeight):
+        return weight.group_size
     if isinstance(weight, ScaledWeight):
-        is_known = isinstance(weight, Int8Weight) or weight.zeros is None
-        return is_known and (weight.scales.shape[1] == 1 or weight.block[1] % GROUP == 0)
-    if isinstance(weight, AffineWeight):
-        return weight.group_size % GROUP == 0
-    if isinstance(weight, CodebookWeight):
-        whole = weight.block_size % GROUP == 0 and weight.in_features % weight.block_size == 0
-        return whole and _table_of(weight) is not None
-    return isinstance(weight, Fp4Weight)
+        if weight.scales.shape[1] == 1:
+            return weight.in_features
+        return math.gcd(weight.block[1], weight.in_features)  # the last block may be smaller
+    return weight.block_size if isinstance(weight, CodebookWeight) else None
 
 
 def _table_of(weight: CodebookWeight) -> int | None:
@@ -84,12 +100,17 @@ def _table_of(weight: CodebookWeight) -> int | None:
 
 def common_format(weights: list[StoredWeight]) -> int:
     """The narrowest format that holds all of some weights of one class exactly."""
+    narrow = _common_format(weights)
+    wide = WIDE_FORMATS.get(narrow)
+    if wide is None or any((_group_inputs(each) or 1) % ALL_FORMATS[wide].inputs for each in weights):
+        return narrow
+    return wide
+
+
+def _common_format(weights: list[StoredWeight]) -> int:
     first = weights[0]
     if isinstance(first, Fp8Weight):
-        whole = all(_has_wide_groups(each) for each in weights)
-        if first.codes.dtype == torch.float8_e4m3fn:
-            return E4M3_128 if whole else E4M3
-        return E5M2_128 if whole else E5M2
+        return E4M3 if first.codes.dtype == torch.float8_e4m3fn else E5M2
     if isinstance(first, Fp4Weight):
         return MXFP4 if first.group_size == GROUP else NVFP4
     if isinstance(first, CodebookWeight):
@@ -108,13 +129,6 @@ def common_format(weights: list[StoredWeight]) -> int:
         torch.cat([each.flatten() for each in found if each is not None]) if found[0] is not None else None
     )
     return format_of_codes(_bits(first), scales, zeros)
-
-
-def _has_wide_groups(weight: StoredWeight) -> bool:
-    """Return True if 128 neighbouring inputs of an output have the same scale, wherever they begin."""
-    assert isinstance(weight, ScaledWeight)
-    inputs = weight.block[1] if weight.scales.shape[1] > 1 else weight.in_features
-    return weight.in_features % 128 == 0 and inputs % 128 == 0
 
 
 def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
@@ -144,7 +158,10 @@ def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
         codes = weight.code_rows(range(weight.out_features))
         if weight.bits > 4:
             codes = (codes ^ 128).view(torch.int8)
-        return WeightBlocks(number, block_rows(number, codes, weight.scales, leasts=weight.biases))
+        leasts = weight.biases
+        if ALL_FORMATS[number].bits == 4 and ALL_FORMATS[number].offset:
+            leasts = least_of_middle(weight.scales, leasts)
+        return WeightBlocks(number, block_rows(number, codes, weight.scales, leasts=leasts))
     if isinstance(weight, Int8Weight):
         codes = weight.codes
         if codes.dtype == torch.uint8:
@@ -157,7 +174,7 @@ def blocks_of(weight: StoredWeight, number: int | None = None) -> WeightBlocks:
     if weight.group_of is not None:
         order = weight.group_of.argsort(stable=True)
         codes, inputs = codes[:, order], order.numpy()
-        groups = weight.group_of[order][::GROUP]
+        groups = weight.group_of[order][:: ALL_FORMATS[number].inputs]
         scales, zeros = scales[:, groups], None if zeros is None else zeros[:, groups]
     if _bits(weight) == 8:
         codes = (codes ^ 128).view(torch.int8)
@@ -195,5 +212,6 @@ def _spread(weight: ScaledWeight, grid: Tensor) -> Tensor:
     if len(found) != weight.out_features:
         found = found.repeat_interleave(height, dim=0)[: weight.out_features]
     if found.shape[1] > 1 and weight.in_features % width:  # the last block is smaller
-        found = found.repeat_interleave(width // GROUP, dim=1)[:, : weight.in_features // GROUP]
+        size = math.gcd(width, weight.in_features)
+        found = found.repeat_interleave(width // size, dim=1)[:, : weight.in_features // size]
     return found

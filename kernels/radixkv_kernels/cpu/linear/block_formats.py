@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Block formats of GGUF files and checkpoints that are multiplied as they are, and their order in panels.
 
-A block holds 32, 128 or 256 neighbouring inputs of one output as small integers ("quants") and the numbers
+A block holds 32 to 256 neighbouring inputs of one output as small integers ("quants") and the numbers
 that give them their size. A weight is
 
     scale * (quant - offset)            Q4_0, Q5_0, Q8_0, Q6_K
@@ -11,7 +11,7 @@ that give them their size. A weight is
     scale * quant                       I8
     scale * float                       E4M3, E5M2: floats of 8 bits; _128: with 128 inputs in a block
     factor * scale * TABLE[quant]       NVFP4: a scale in E4M3 for 16 inputs, a factor for the whole output
-    scale * quant + least               A4, A8: unsigned quants
+    scale * quant + least               A4, A8: unsigned quants; C4: 8 subtracted from them
     scale * TABLE[quant]                NF4, FP4: bitsandbytes' tables, with 16 bits in products
 
 A panel holds C neighbouring outputs ("columns"). Within it, one unit per block of the file follows another,
@@ -32,11 +32,12 @@ each in the order that the loop reads it; [x] is an element per column, words ha
     high          one word: bit s of byte b is the fifth bit of input 4s + b; Q6_K: bits 2s and 2s + 1
     bytes         words of 4 signed quants
 
-Blocks of checkpoints are made for panels, whose order they have: first the scale, then the zero point.
+Blocks of checkpoints are made for panels, whose order they have: first the scale, then the zero point. Names
+with _64 are of blocks of 64 inputs, of which panels have the quants of both halves, then the rest.
 
     U4_*   low[4] scale zero          U8_*   bytes[8] scale zero        I8_SINGLE  bytes[8] scale
     E4M3, E5M2   floats scale         NVFP4  twice low[2], then scale scale
-    A4_*   low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  low[4] scale
+    A4, C4 low[4] scale least         A8_*   bytes[8] scale least       NF4, FP4  low[4] scale
 
     scale, least  float16 (HALF), bfloat16 (BFLOAT), float32 (SINGLE, E4M3, E5M2, NF4 and FP4) or E4M3
                   (NVFP4)
@@ -47,7 +48,7 @@ Blocks of checkpoints are made for panels, whose order they have: first the scal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 #: ggml's numbers of the formats.
@@ -55,6 +56,9 @@ Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 = 2, 3, 6, 7, 8, 12, 13, 1
 #: Numbers of the formats of checkpoints, beyond ggml's.
 U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE, E4M3, E5M2, NVFP4 = range(1001, 1010)
 A4_HALF, A4_BFLOAT, A4_SINGLE, A8_HALF, A8_BFLOAT, A8_SINGLE, NF4, FP4, E4M3_128, E5M2_128 = range(1010, 1020)
+C4_BFLOAT = 1020
+#: Added to the number of a checkpoint's format: the same with 64 inputs in a block.
+_WIDE = 100
 #: Twice the values of MXFP4's and NVFP4's quants (E2M1), by OCP's Microscaling Formats.
 MXFP4_TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 #: Values of NF4's quants, by "QLoRA" (Dettmers et al., 2023), and of FP4's, as bitsandbytes has both.
@@ -75,7 +79,7 @@ _FP4 = (
     0.25,
 )
 FP4_TABLE = (*_FP4, *(-value for value in _FP4))
-FLOAT_TABLES = {NF4: NF4_TABLE, FP4: FP4_TABLE}
+FLOAT_TABLES = {NF4: NF4_TABLE, FP4: FP4_TABLE, NF4 + _WIDE: NF4_TABLE, FP4 + _WIDE: FP4_TABLE}
 #: What stands for 1 in products with them.
 LARGEST_OF_TABLE = 127 * 256
 #: Inputs that share a scale, or of Q6_K two: the smallest number that a product goes through at once.
@@ -120,7 +124,7 @@ class BlockFormat:
     @property
     def is_super(self) -> bool:
         """True if a block scales groups by multiples of its own scale."""
-        return self.inputs > GROUP and not self.is_float
+        return self.inputs > 128
 
     @property
     def is_table(self) -> bool:
@@ -176,11 +180,26 @@ ALL_FORMATS = {
             BlockFormat(A8_HALF, "A8_HALF", 32, 36, 8, -128, True, 36),
             BlockFormat(A8_BFLOAT, "A8_BFLOAT", 32, 36, 8, -128, True, 36, "bfloat16"),
             BlockFormat(A8_SINGLE, "A8_SINGLE", 32, 40, 8, -128, True, 40, "float32"),
+            BlockFormat(C4_BFLOAT, "C4_BFLOAT", 32, 20, 4, 8, True, 20, "bfloat16"),
             BlockFormat(NF4, "NF4", 32, 20, 4, 0, False, 20, "float32"),
             BlockFormat(FP4, "FP4", 32, 20, 4, 0, False, 20, "float32"),
         )
     },
 }
+#: Formats of checkpoints and those that hold the same numbers where more inputs share a scale.
+WIDE_FORMATS = {
+    one.number: one.number + _WIDE
+    for one in ALL_FORMATS.values()
+    if one.number > NVFP4 or one.number in (U4_HALF, U4_BFLOAT, U4_SINGLE, U8_HALF, U8_SINGLE, I8_SINGLE)
+    if not one.is_float
+}
+for _narrow, _number in WIDE_FORMATS.items():
+    _one = ALL_FORMATS[_narrow]
+    _bytes = _one.file_bytes + GROUP * _one.bits // 8
+    ALL_FORMATS[_number] = replace(
+        _one, number=_number, name=f"{_one.name}_64", inputs=64, file_bytes=_bytes, column_bytes=_bytes
+    )
+WIDE_FORMATS |= {E4M3: E4M3_128, E5M2: E5M2_128}
 
 
 def digits_of(table: Sequence[float]) -> tuple[list[int], list[int]]:

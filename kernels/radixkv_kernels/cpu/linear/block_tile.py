@@ -364,14 +364,30 @@ class TileCode:
             if self.form.is_super:
                 self._super(unit, loop.index, size)
             else:
-                self.ahead(unit, size)
-                group = self.b.mul(loop.index, _I64(GROUP_BYTES))
-                if self.form.number in FLOAT_TABLES:
-                    self._two_digits(unit, group)
-                elif self.form.number == NVFP4:
-                    self._halves(unit, group)
-                else:
-                    self._simple(unit, group)
+                self._plain(unit, loop.index, size)
+
+    def _plain(self, unit: Any, index: Any, size: int) -> None:
+        """A block whose scales, if it has more than one group, are behind the quants of all."""
+        own = GROUP * self.form.bits // 8 * self.columns
+        scales = self.at(unit, own * self.form.groups)
+        if self.form.groups == 1:
+            self.ahead(unit, size)
+            self._group(unit, scales, self.b.mul(index, _I64(GROUP_BYTES)))
+            return
+        self.ahead(scales, size - own * self.form.groups)
+        with cgutils.for_range(self.b, _I64(self.form.groups), intp=_I64) as loop:
+            quants = self.at(unit, self.b.mul(loop.index, _I64(own)))
+            self.ahead(quants, own)
+            number = self.b.add(self.b.mul(index, _I64(self.form.groups)), loop.index)
+            self._group(quants, scales, self.b.mul(number, _I64(GROUP_BYTES)))
+
+    def _group(self, quants: Any, scales: Any, group: Any) -> None:
+        if self.form.number in FLOAT_TABLES:
+            self._two_digits(quants, scales, group)
+        elif self.form.number == NVFP4:
+            self._halves(quants, scales, group)
+        else:
+            self._simple(quants, scales, group)
 
     def _super(self, unit: Any, index: Any, size: int) -> None:
         head = 2 * self.columns * (2 if self.form.has_least else 1)
@@ -383,16 +399,17 @@ class TileCode:
             self.ahead(place, own)
             (self._scaled if self.form.has_least else self._six_bits)(unit, place, group)
 
-    def _simple(self, unit: Any, group: Any) -> None:
+    def _simple(self, quants: Any, scales: Any, group: Any) -> None:
         form, columns = self.form, self.columns
-        quants = self.at(unit, 4 * columns) if form.bits == 5 else unit
-        scales = self.at(quants, (32 if form.bits == 8 else 16) * columns)
         offset = form.offset
         if form.bits == 8:
             steps = self.steps_of_8(quants)
             offset += 128 if self.method.dots else 0
         else:
-            steps = self.steps_of_4(quants, unit if form.bits == 5 else None)
+            is_five = form.bits == 5
+            steps = self.steps_of_4(
+                self.at(quants, 4 * columns) if is_five else quants, quants if is_five else None
+            )
             if form.is_table:
                 steps = self.looked_up(steps, [each + offset for each in MXFP4_TABLE])
         zeros = self.zeros_at(self.at(scales, form.scale_bytes * columns)) if form.has_zero else None
@@ -403,19 +420,18 @@ class TileCode:
             leasts = [self.b.fneg(each) for each in found]
         self.add(sums, group, self.scales_at(scales), leasts)
 
-    def _halves(self, unit: Any, group: Any) -> None:
+    def _halves(self, quants: Any, scales: Any, group: Any) -> None:
         """NVFP4: a scale for 16 inputs. It is read as a 256th of itself, which the factor makes good."""
         columns = self.columns
-        scales = self.at(unit, 16 * columns)
         values = [each + self.form.offset for each in MXFP4_TABLE]
         for half in range(2):
-            steps = self.looked_up(self.steps_of_4_half(self.at(unit, 8 * half * columns), half), values)
+            steps = self.looked_up(self.steps_of_4_half(self.at(quants, 8 * half * columns), half), values)
             sums = self.sums(steps, group, self.form.offset, HALVES_AT + 4 * half)
             self.add(sums, group, self.small_floats_at(self.at(scales, half * columns), True))
 
-    def _two_digits(self, unit: Any, group: Any) -> None:
+    def _two_digits(self, quants: Any, scales_at: Any, group: Any) -> None:
         """NF4 and FP4: the table's numbers have 16 bits, of which each pass over the group takes eight."""
-        steps = list(self.steps_of_4(unit, None))
+        steps = list(self.steps_of_4(quants, None))
         bias = 128 if self.method.dots else 0
         sums = None
         for digits in digits_of(FLOAT_TABLES[self.form.number]):
@@ -424,9 +440,7 @@ class TileCode:
             sums = self.sums(self.looked_up(steps, values), group, bias, SUM_AT, before=before)
         assert sums is not None
         unit_of_digits = self.same(self.floats, 1 / LARGEST_OF_TABLE)
-        scales = [
-            self.b.fmul(each, unit_of_digits) for each in self.scales_at(self.at(unit, 16 * self.columns))
-        ]
+        scales = [self.b.fmul(each, unit_of_digits) for each in self.scales_at(scales_at)]
         self.add(sums, group, scales)
 
     def _scaled(self, unit: Any, place: Any, group: Any) -> None:

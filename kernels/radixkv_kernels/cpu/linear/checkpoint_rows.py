@@ -21,6 +21,7 @@ from radixkv_kernels.cpu.linear.block_formats import (
     A8_HALF,
     A8_SINGLE,
     ALL_FORMATS,
+    C4_BFLOAT,
     GROUP,
     I8_SINGLE,
     NVFP4,
@@ -67,7 +68,18 @@ def format_of_affine(bits: int, scales: Tensor, leasts: Tensor) -> int:
     for number, dtype in zip(found, (torch.float16, torch.bfloat16), strict=False):
         if _is_exact(scales, dtype) and _is_exact(leasts, dtype):
             return number
+    if bits == 4 and _is_exact(scales, torch.bfloat16):
+        middle = least_of_middle(scales, leasts)
+        if _is_exact(middle, torch.bfloat16) and torch.equal(
+            middle - _MIDDLE * scales.float(), leasts.float()
+        ):
+            return C4_BFLOAT
     return found[-1]
+
+
+def least_of_middle(scales: Tensor, leasts: Tensor) -> Tensor:
+    """Least values for codes of 4 bits from which 8 is subtracted, in float32."""
+    return leasts.float() + _MIDDLE * scales.float()
 
 
 def block_rows(
