@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regular files: whoever opens a pipe or a device by mistake waits for it, for good.
+"""Opening of regular files alone: a pipe or a device, opened by mistake, would be waited for, for good.
 
 Folders of models and adapters come from others. What is read of them is checked to be a file.
 """

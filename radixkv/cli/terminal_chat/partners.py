@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom `radixkv chat` talks to: a server by its URL, or a model loaded into this process."""
+"""Partners of `radixkv chat`: a server by its URL, or a model loaded into this process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts an engine in a process of its own."""
+"""Start an engine in a process of its own."""
 
 from __future__ import annotations
 
