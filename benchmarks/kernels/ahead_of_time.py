@@ -390,7 +390,7 @@ def compile_residual_norm(
     pointers = {name: f"*{dtype}" for name in names if name.endswith("_ptr")}
     pointers |= rounded_types(group, dtype)
     types = pointers | dict.fromkeys(("states_stride", "added_stride", "other_stride", "scale_stride"), "i32")
-    types |= dict.fromkeys(("multiplier", "after_eps", "next_eps"), "fp32")
+    types |= dict.fromkeys(("multiplier", "other_multiplier", "after_eps", "next_eps"), "fp32")
     block = triton.next_power_of_2(width)
     constants: dict[str, Any] = {"N": width, "BLOCK": block, "ADD": True, "OTHER": False, "GROUP": group}
     constants |= {"SCALED": False, "FACTOR": False, "AFTER": 0, "NEXT": PLAIN_NORM} | flags
@@ -401,11 +401,12 @@ def compile_residual_norm(
 
 def compile_gated(width: int, activation: str, target: str, dtype: str = "bf16", *, group: int = 0) -> Any:
     """The compiled kernel of a gated MLP; `group`: see `compile_residual_norm`."""
-    types = {"gate_up_ptr": f"*{dtype}", "stride": "i32", "scale_stride": "i32"}
+    types = {"gate_up_ptr": f"*{dtype}", "stride": "i32", "scale_stride": "i32", "factor": "fp32"}
     types |= rounded_types(group, dtype)
     block = rounding_block(width, group) if group else min(1024, triton.next_power_of_2(width))
     constants = {"N": width, "BLOCK": block, "KIND": ACTIVATIONS[activation], "GROUP": group}
-    aligned = [each for each in types if each != "scale_stride"]
+    constants["SCALED"] = False
+    aligned = [each for each in types if each not in ("scale_stride", "factor")]
     warps = rounding_warps(block)
     return compile_kernel(gated_kernel, types, constants, aligned, target, warps, fp_fusion=False)
 

@@ -324,6 +324,7 @@ class GatedParts:
     """A gated MLP: `gate_up` are the gate's and the up product, or one that is both; `joined`: of `down`.
 
     Attributes:
+        gate_factor, factor: of gates before their activation, and of the result (Falcon-H1).
         names: of all of these products in the module.
     """
 
@@ -332,6 +333,8 @@ class GatedParts:
     joined: JoinedOverRanks | None
     activation: str
     names: tuple[str, ...]
+    gate_factor: float = 1.0
+    factor: float = 1.0
 
     def without_products(self) -> GatedParts:
         """See `AttentionParts.without_products`."""
@@ -537,7 +540,8 @@ def describe_gated(mlp: Any) -> GatedParts | None:
     products: tuple[Any, ...] = tuple(own_term(getattr(mlp, name)) for name in names)
     if not all(is_product(product) for product in products):
         return None
-    return GatedParts(products[:-1], products[-1], joined(getattr(mlp, names[-1])), kind, names)
+    factors = (float(getattr(mlp, name, 1.0)) for name in ("gate_multiplier", "down_multiplier"))
+    return GatedParts(products[:-1], products[-1], joined(getattr(mlp, names[-1])), kind, names, *factors)
 
 
 def is_product(module: Any) -> bool:

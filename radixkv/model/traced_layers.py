@@ -313,6 +313,12 @@ def _describe_per_layer(layer: Any, blocks: list[_ModuleCall]) -> PerLayerParts 
     return None if norm is None else PerLayerParts(gate, layer.act_fn, projection, norm)
 
 
+def describe_heads(trace: LayerTrace, name: str) -> AttentionParts | None:
+    """Describe attention of plain heads by a trace and the name of its module; None: it is another."""
+    call = next((each for each in trace.calls if each.name == name), None)
+    return None if call is None or not trace.attended else _describe_attention(trace, call)
+
+
 def _describe_attention(trace: LayerTrace, call: _ModuleCall) -> AttentionParts | None:
     attention: Any = call.module
     asked = trace.attended

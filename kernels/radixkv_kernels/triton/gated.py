@@ -39,11 +39,11 @@ def activate(x, KIND: tl.constexpr):
 
 @triton.jit
 def gated_kernel(
-    gate_up_ptr, out_ptr, scales_ptr, stride, scale_stride, N: tl.constexpr, BLOCK: tl.constexpr,
-    KIND: tl.constexpr, GROUP: tl.constexpr,
+    gate_up_ptr, out_ptr, scales_ptr, stride, scale_stride, factor, N: tl.constexpr, BLOCK: tl.constexpr,
+    KIND: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, ceil(N / BLOCK)); KIND: one of `ACTIVATIONS`. GROUP: numbers that share a scale in results
-    of 8 bits, or 0."""
+    of 8 bits, or 0. SCALED: gates are multiplied by `factor` first."""
     dtype: tl.constexpr = gate_up_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -51,6 +51,8 @@ def gated_kernel(
     at = gate_up_ptr + row * stride + column
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(at + N, mask=inside, other=0.0).to(tl.float32)
+    if SCALED:
+        x = (x * factor).to(dtype).to(tl.float32)
     x = activate(x, KIND)
     x = (x.to(dtype).to(tl.float32) * up).to(dtype)
     if GROUP:
@@ -61,14 +63,21 @@ def gated_kernel(
 
 
 @overload
-def gate_rows(gate_up: torch.Tensor, activation: str, *, group: Literal[0] = 0) -> torch.Tensor: ...
+def gate_rows(
+    gate_up: torch.Tensor, activation: str, *, group: Literal[0] = 0, factor: float = 1.0
+) -> torch.Tensor: ...
 @overload
-def gate_rows(gate_up: torch.Tensor, activation: str, *, group: int) -> torch.Tensor | Fp8Rows: ...
-def gate_rows(gate_up: torch.Tensor, activation: str, *, group: int = 0) -> torch.Tensor | Fp8Rows:
+def gate_rows(
+    gate_up: torch.Tensor, activation: str, *, group: int, factor: float = 1.0
+) -> torch.Tensor | Fp8Rows: ...
+def gate_rows(
+    gate_up: torch.Tensor, activation: str, *, group: int = 0, factor: float = 1.0
+) -> torch.Tensor | Fp8Rows:
     """[T, 2 N], gates followed by gated values -> [T, N]: activation(gate) * up.
 
     Args:
         group: numbers that share a scale in rows of 8 bits; 0: the result is not rounded to these.
+        factor: of gates, before their activation.
     """
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     block = min(1024, triton.next_power_of_2(width))
@@ -85,10 +94,12 @@ def gate_rows(gate_up: torch.Tensor, activation: str, *, group: int = 0) -> torc
             scales,
             gate_up.stride(0),
             scales.stride(1),
+            factor,
             N=width,
             BLOCK=block,
             KIND=ACTIVATIONS[activation],
             GROUP=group,
+            SCALED=factor != 1.0,
             num_warps=rounding_warps(block),
             enable_fp_fusion=False,
         )

@@ -73,13 +73,14 @@ def normed_row(
 @triton.jit
 def residual_norm_kernel(
     states_ptr, added_ptr, other_ptr, out_ptr, scales_ptr, after_ptr, after_bias_ptr, next_ptr, next_bias_ptr,
-    states_stride, added_stride, other_stride, scale_stride, multiplier, factor_ptr, after_eps, next_eps,
+    states_stride, added_stride, other_stride, scale_stride, multiplier, other_multiplier, factor_ptr,
+    after_eps, next_eps,
     N: tl.constexpr, BLOCK: tl.constexpr, ADD: tl.constexpr, OTHER: tl.constexpr, SCALED: tl.constexpr,
     FACTOR: tl.constexpr, AFTER: tl.constexpr, NEXT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED; OTHER: states += other, too; FACTOR:
-    times a number in memory. NEXT: out = norm(states), rounded to 8 bits with a scale for each GROUP, if that
-    is any. AFTER and NEXT: kinds of norms."""
+    """Grid (rows,). ADD: states += added, AFTER normalised, SCALED; OTHER: states += other, too, SCALED by
+    its own number; FACTOR: times a number in memory. NEXT: out = norm(states), rounded to 8 bits with a scale
+    for each GROUP, if that is any. AFTER and NEXT: kinds of norms."""
     dtype: tl.constexpr = states_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -98,7 +99,7 @@ def residual_norm_kernel(
         if OTHER:
             other = tl.load(other_ptr + row * other_stride + column, mask=inside, other=0.0).to(tl.float32)
             if SCALED:
-                other = (other * multiplier).to(dtype).to(tl.float32)
+                other = (other * other_multiplier).to(dtype).to(tl.float32)
             result = (result.to(tl.float32) + other).to(dtype)
         if FACTOR:
             result = (result.to(tl.float32) * tl.load(factor_ptr).to(tl.float32)).to(dtype)
@@ -138,16 +139,17 @@ def add_rows(
     multiplier: float = 1.0,
     after: Norm | None = None,
     other: torch.Tensor | None = None,
+    other_multiplier: float | None = None,
     factor: torch.Tensor | None = None,
 ) -> None:
     """`states = (states + multiplier * added) * factor` in place; [T, N] each.
 
     Args:
         after: norm of what is added.
-        other: added after `added`, without the norm.
+        other: added after `added`, without the norm; times `other_multiplier`, or None: `multiplier`.
         factor: one number in memory; None: 1.
     """
-    _launch(states, added, None, multiplier, after, other, factor)
+    _launch(states, added, None, multiplier, after, other, other_multiplier, factor)
 
 
 @overload
@@ -158,6 +160,8 @@ def add_and_norm_rows(
     *,
     multiplier: float = 1.0,
     after: Norm | None = None,
+    other: torch.Tensor | None = None,
+    other_multiplier: float | None = None,
     group: Literal[0] = 0,
 ) -> torch.Tensor: ...
 @overload
@@ -168,6 +172,8 @@ def add_and_norm_rows(
     *,
     multiplier: float = 1.0,
     after: Norm | None = None,
+    other: torch.Tensor | None = None,
+    other_multiplier: float | None = None,
     group: int,
 ) -> torch.Tensor | Fp8Rows: ...
 def add_and_norm_rows(
@@ -177,10 +183,12 @@ def add_and_norm_rows(
     *,
     multiplier: float = 1.0,
     after: Norm | None = None,
+    other: torch.Tensor | None = None,
+    other_multiplier: float | None = None,
     group: int = 0,
 ) -> torch.Tensor | Fp8Rows:
     """`add_rows`, and the norm of the sum, see `norm_rows`."""
-    return _launch(states, added, norm, multiplier, after, group=group)
+    return _launch(states, added, norm, multiplier, after, other, other_multiplier, group=group)
 
 
 def _launch(
@@ -190,6 +198,7 @@ def _launch(
     multiplier: float = 1.0,
     after: Norm | None = None,
     other: torch.Tensor | None = None,
+    other_multiplier: float | None = None,
     factor: torch.Tensor | None = None,
     *,
     group: int = 0,
@@ -205,6 +214,7 @@ def _launch(
     if rows == 0:
         return out
     block = triton.next_power_of_2(width)
+    of_other = multiplier if other_multiplier is None else other_multiplier
     weights = (
         states if each is None else each
         for norm in (after, following)
@@ -222,6 +232,7 @@ def _launch(
         0 if other is None else other.stride(0),
         scales.stride(1),
         multiplier,
+        of_other,
         states if factor is None else factor,
         0.0 if after is None else after.eps,
         0.0 if following is None else following.eps,
@@ -229,7 +240,7 @@ def _launch(
         BLOCK=block,
         ADD=added is not None,
         OTHER=other is not None,
-        SCALED=multiplier != 1.0,
+        SCALED=multiplier != 1.0 or of_other != 1.0,
         FACTOR=factor is not None,
         AFTER=norm_kind(after),
         NEXT=norm_kind(following),

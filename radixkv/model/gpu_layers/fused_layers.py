@@ -61,7 +61,7 @@ def fuse_layers(model: Any) -> int:
         traces = _traces_of_others(model)
     except Exception as error:
         failures, traces = [error], {}
-    fuse_state_layers(model)  # a trace has states for transformers' layers alone
+    fuse_state_layers(model, traces)  # a trace has states for transformers' layers alone
     family = str(model.config.get_text_config(decoder=True).model_type)
 
     def fused(parts: DecoderParts) -> nn.Module | None:
@@ -224,8 +224,11 @@ class FusedGpuLayer(nn.Module):
                 added = added[0]
             added = added.reshape(normed.shape)
         else:
-            gates = gate_rows(self.gate_up(normed), self.gated.activation, group=group_of(self.down))
+            options: Any = {"group": group_of(self.down), "factor": self.gated.gate_factor}
+            gates = gate_rows(self.gate_up(normed), self.gated.activation, **options)
             added = self._sum(self.down(gates))
+            if self.gated.factor != 1.0:
+                added = added * self.gated.factor
         return added
 
     def _sum(self, added: torch.Tensor) -> torch.Tensor:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -35,9 +37,17 @@ class FusedGated(nn.Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        gates = gate_rows(self.gate_up(rows), self.parts.activation, group=group_of(self.down))
+        parts, group = self.parts, group_of(self.down)
+        gates = gate_rows(self.gate_up(rows), parts.activation, group=group, factor=parts.gate_factor)
         added: Tensor = self.down(gates)
+        if parts.factor != 1.0:
+            added = added * parts.factor
         return added.view(hidden_states.shape)
+
+    def take_factor(self) -> float:
+        """The factor of the result, which the caller will apply."""
+        factor, self.parts = self.parts.factor, replace(self.parts, factor=1.0)
+        return factor
 
 
 def fused_gated(mlp: nn.Module) -> FusedGated | None:
@@ -54,11 +64,18 @@ def replace_gated(layers: nn.Module, device: torch.device) -> int:
     count = 0
     for parent in list(layers.modules()):
         for name, child in list(parent.named_children()):
-            made = None if isinstance(child, FusedGated) else fused_gated(child)
+            made = fused_gated(child) if _takes_rows_alone(child) else None
             if made is not None and _computes_the_same(made, child, device):
                 setattr(parent, name, made)
                 count += 1
     return count
+
+
+def _takes_rows_alone(mlp: nn.Module) -> bool:
+    """Return False for a module that is told more than its rows, such as its layer (Zamba 2)."""
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(mlp.forward).parameters.values()
+    return not isinstance(mlp, FusedGated) and sum(each.kind in named for each in parameters) == 1
 
 
 def _computes_the_same(made: FusedGated, mlp: Any, device: torch.device) -> bool:

@@ -14,6 +14,7 @@ add to the residual                                   1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,12 +22,14 @@ from torch import Tensor, nn
 
 from radixkv.model.adapters.attachment import AdaptedLinear, SlotOf
 from radixkv.model.decoder_layers import find_norm
+from radixkv.model.gpu_layers.fused_attention import FusedAttention
 from radixkv.model.gpu_layers.gated_mlp import fused_gated
 from radixkv.model.gpu_layers.products import TiledProduct, can_merge, merged_linear
 from radixkv.model.state_layers.head_parts import HeadParts
 from radixkv.model.state_layers.mixer import Mixer, filter_of
 from radixkv.model.state_layers.short_conv import ShortConv
 from radixkv.model.step_context import current_step
+from radixkv.model.traced_layers import LayerTrace, describe_heads
 from radixkv_kernels import Norm
 from radixkv_kernels.triton.residual_norm import add_and_norm_rows, add_rows, norm_rows
 
@@ -37,6 +40,7 @@ class _Names(NamedTuple):
     Attributes:
         mixer: the module with a state; `mlps`: modules whose results are added up.
         norms: of the inputs of both; `norms_after`: of their results.
+        attention: the module of heads that attend to what the mixer is given, too; empty: there is none.
         in_tuple: transformers' layer returns a tuple.
     """
 
@@ -44,6 +48,7 @@ class _Names(NamedTuple):
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     mlps: tuple[str, ...] = ("mlp",)
     norms_after: tuple[str, ...] = ()
+    attention: str = ""
     in_tuple: bool = False
 
 
@@ -60,6 +65,14 @@ _LAYERS = {
         "mamba", ("input_layernorm", "pre_ff_layernorm"), ("feed_forward",), in_tuple=True
     ),
     "GraniteMoeHybridDecoderLayer": _Names("mamba", mlps=("block_sparse_moe", "shared_mlp")),
+    "FalconH1DecoderLayer": _Names(
+        "mamba",
+        ("input_layernorm", "pre_ff_layernorm"),
+        ("feed_forward",),
+        attention="self_attn",
+        in_tuple=True,
+    ),
+    "Zamba2MambaDecoderLayer": _Names("mamba", ("input_layernorm",), ()),
     "NemotronHBlock": _Names("mixer", ("norm",), ()),
     "Lfm2DecoderLayer": _LFM,
     "Lfm2MoeDecoderLayer": _LFM,
@@ -68,26 +81,43 @@ _LAYERS = {
 
 
 @torch.no_grad()
-def fuse_state_layers(model: Any) -> int:
+def fuse_state_layers(model: Any, traces: Mapping[nn.Module, LayerTrace] | None = None) -> int:
     """Replace state layers, and the decoder layers that they are in; returns how many of the latter.
 
     Call it before norms are replaced by others.
+
+    Args:
+        traces: of layers that attend, too.
     """
     fuse_mixers(model)
     dtype = model.get_input_embeddings().weight.dtype
     count = 0
-    for layers in [module for module in model.modules() if isinstance(module, nn.ModuleList)]:
-        for index, layer in enumerate(layers):
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
             names = _LAYERS.get(type(layer).__name__)
             mixer = None if names is None else getattr(layer, names.mixer, None)
             if names is None or not isinstance(mixer, FusedHeads | FusedShortConv):
                 continue
+            attention = None
+            if names.attention:
+                attention = _described_attention(layer, names.attention, traces or {})
+                if attention is None:
+                    continue
             before = [find_norm(getattr(layer, name), dtype) for name in names.norms]
             after = [_norm_after(getattr(layer, name), dtype) for name in names.norms_after]
             if None not in before and False not in after:
-                layers[index] = FusedStateLayer(layer, names, before, after)
+                setattr(parent, name, FusedStateLayer(layer, names, before, after, attention))
                 count += 1
     return count
+
+
+def _described_attention(layer: Any, name: str, traces: Mapping[nn.Module, LayerTrace]) -> Any:
+    """Attention of heads beside a state layer, fused; None: it can't be described or has shares of ranks."""
+    trace = traces.get(layer)
+    parts = None if trace is None else describe_heads(trace, name)
+    if parts is None or parts.joined is not None or getattr(layer, name).o_proj is not parts.output:
+        return None
+    return FusedAttention(parts) if len(parts.merged) == 1 or can_merge(parts.merged) else None
 
 
 def _norm_after(module: nn.Module, dtype: torch.dtype) -> Any:
@@ -119,37 +149,76 @@ class FusedStateLayer(nn.Module):
         layer: transformers' layer, whose state layer has been replaced.
         before: norms of the state layer's input and of the MLPs', if it has some.
         after: norms of their results, or None for each.
+        attention: fused, of heads beside the state layer; None: there is none.
     """
 
-    def __init__(self, layer: Any, names: _Names, before: list[Any], after: list[Any]) -> None:
+    def __init__(
+        self,
+        layer: Any,
+        names: _Names,
+        before: list[Any],
+        after: list[Any],
+        attention: FusedAttention | None = None,
+    ) -> None:
         super().__init__()
         self._names, self._mixer, self._mlps = names, names.mixer, []
         self.norms: list[Norm] = before
         self.norms_after: list[Norm | None] = after or [None, None]
         self.multiplier = float(getattr(layer, "residual_multiplier", 1.0))
         self.block_type = getattr(layer, "block_type", None)
+        self.attention = attention
+        if attention is not None:
+            self.attention_factors = (
+                float(layer.attention_in_multiplier), float(layer.attn_out_multiplier)
+            )  # fmt: skip
+            self.mixer_factor = float(layer.ssm_out_multiplier)
+        self.mlp_factor = 1.0
         # Modules keep their names, by which adapters find them.
         setattr(self, names.mixer, getattr(layer, names.mixer))
         for name in names.mlps:
             mlp = getattr(layer, name, None)
             if mlp is not None:
-                setattr(self, name, fused_gated(mlp) or mlp)
+                made = fused_gated(mlp)
+                setattr(self, name, made or mlp)
                 self._mlps.append(name)
+                if made is not None and len(names.mlps) == 1:
+                    self.mlp_factor = made.take_factor()
 
-    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
-        """The layer, in the signature that transformers calls."""
+    def adapt(self, slot_of: SlotOf) -> None:
+        """See `radixkv.model.adapters.attachment`; modules within take care of themselves."""
+        if self.attention is not None:
+            self.attention.adapt_products(slot_of, self._names.attention)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *_: Any,
+        transformer_hidden_states: Tensor | None = None,
+        position_embeddings: Any = None,
+        **__: Any,
+    ) -> Any:
+        """The layer, in the signature that transformers calls.
+
+        `transformer_hidden_states` are Zamba 2's, added to the mixer's input alone.
+        """
         states = hidden_states[0]
-        added = getattr(self, self._mixer)(norm_rows(states, self.norms[0])[None])[0]
+        given = states if transformer_hidden_states is None else states + transformer_hidden_states[0]
+        first = norm_rows(given, self.norms[0])
+        added = getattr(self, self._mixer)(first[None])[0]
+        beside: Any = {"multiplier": self.multiplier}
+        if self.attention is not None:
+            factor, own = self.attention_factors
+            attended = self.attention(first if factor == 1.0 else first * factor, position_embeddings)
+            beside = {"multiplier": self.mixer_factor, "other": attended, "other_multiplier": own}
         if self._mlps:
-            normed = add_and_norm_rows(
-                states, added, self.norms[1], multiplier=self.multiplier, after=self.norms_after[0]
-            )
+            normed = add_and_norm_rows(states, added, self.norms[1], after=self.norms_after[0], **beside)
             parts = [getattr(self, name)(normed[None]) for name in self._mlps]
             # The scores of a router come second.
             added, *others = (part[0][0] if isinstance(part, tuple) else part[0] for part in parts)
             for other in others:
                 added = added + other
-        add_rows(states, added, multiplier=self.multiplier, after=self.norms_after[1])
+            beside = {"multiplier": self.multiplier * self.mlp_factor}
+        add_rows(states, added, after=self.norms_after[1], **beside)
         return (hidden_states, None) if self._names.in_tuple else hidden_states
 
 
@@ -166,6 +235,9 @@ class FusedHeads(nn.Module):
         self.layer, self.parts, self.besides = mixer.layer, parts, mixer.besides
         products = [module.get_submodule(path) for path in parts.products]
         self._order = parts.order
+        self._factors: tuple[float, Tensor] | None = parts.factors
+        if parts.factors is not None and all(product.bias is None for product in products):
+            self._factors = (1.0, parts.factors[1] * parts.factors[0])  # products are linear
         if can_merge(products):
             merged = merged_linear(products)
             ordered = _in_order(merged, parts.order)
@@ -191,14 +263,14 @@ class FusedHeads(nn.Module):
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
         """The layer, in the signature that transformers calls."""
         x, parts = hidden_states[0], self.parts
-        if parts.factors is not None:
-            x = x * parts.factors[0]
+        if self._factors is not None and self._factors[0] != 1.0:
+            x = x * self._factors[0]
         rows = [product(x) for product in self.products]
         row = rows[0] if len(rows) == 1 else torch.cat(rows, dim=-1)
         if self._order is not None:
             row = row.index_select(-1, self._order)
-        if parts.factors is not None:
-            row = row * parts.factors[1]
+        if self._factors is not None:
+            row = row * self._factors[1]
         found = dict(zip(parts.widths, row.split(list(parts.widths.values()), dim=-1), strict=True))
         for name, product in self.second.items():
             found[name] = product(found[name])

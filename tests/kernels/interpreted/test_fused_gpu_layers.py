@@ -442,11 +442,27 @@ def entry(adapter: Any) -> Any:
     return SimpleNamespace(request=SimpleNamespace(request=SimpleNamespace(adapter=adapter, adapter_from=0)))
 
 
+#: Family -> products that two adapters change; None: all.
+ADAPTED: dict[str, tuple[list[str] | None, list[str]]] = {
+    "llama": (None, ["k_proj", "down_proj"]),
+    "deepseek-v3": (
+        ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"],
+        ["kv_a_proj_with_mqa", "o_proj"],
+    ),
+    "deepseek-v2": (["q_proj", "kv_a_proj_with_mqa", "o_proj"], ["q_proj"]),
+    "llama4": (["q_proj", "k_proj", "v_proj", "o_proj"], ["v_proj"]),
+}
+
+
 @pytest.mark.nightly
-def test_adapters_answer_as_peft(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ADAPTED)
+def test_adapters_answer_as_peft(family: str, tmp_path: Path) -> None:
     """Rows of two adapters and of the base in one step, eagerly and recorded; slots are taken anew."""
-    base = save_tiny_model(tmp_path / "llama", "llama", num_hidden_layers=1)
-    options: dict[str, dict[str, Any]] = {"a": {}, "b": {"r": 3, "target_modules": ["k_proj", "down_proj"]}}
+    base = save_tiny_model(tmp_path / family, family, **FUSED[family] | {"num_hidden_layers": 2})
+    every, some = ADAPTED[family]
+    options: dict[str, dict[str, Any]] = {"a": {}, "b": {"r": 3, "target_modules": some}}
+    if every is not None:
+        options["a"]["target_modules"] = every
     models = {name: peft_model(base, seed, **each) for seed, (name, each) in enumerate(options.items())}
     runner = make_runner(load(base), max_lora_rank=8)
     assert runner.adapters is not None

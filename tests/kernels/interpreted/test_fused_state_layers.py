@@ -48,6 +48,46 @@ def make_runner(folder: Path, **options: Any) -> ModelRunner:
     return runner
 
 
+#: Falcon-H1's factors, of which a tiny model has none.
+MULTIPLIERS = {
+    "attention_in_multiplier": 0.9, "attention_out_multiplier": 0.6, "key_multiplier": 0.7,
+    "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [0.6, 1.4], "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24,
+}  # fmt: skip
+#: Family -> changes of its tiny model, most launches of a layer in a graph, layers with states.
+BESIDE_OTHERS: dict[str, tuple[dict[str, Any], int, int]] = {
+    "falcon_h1": (MULTIPLIERS, 22, 3),
+    "zamba2": ({"num_attention_heads": 4}, 11, 4),
+}
+
+
+@pytest.mark.parametrize("family", by_day(BESIDE_OTHERS, "falcon_h1"))
+def test_states_beside_attention(family: str, tmp_path: Path) -> None:
+    """Falcon-H1's heads that attend beside those with states, and Zamba 2's shared block before them."""
+    changes, most, count = BESIDE_OTHERS[family]
+    save_tiny_model(tmp_path, family, **changes)
+    runner = make_runner(tmp_path)
+    layers = [each for each in runner.model.modules() if isinstance(each, FusedStateLayer)]
+    assert len(layers) == count
+    tokens = np.random.default_rng(2).integers(3, 320, LENGTH).tolist()
+    one = HandMade(runner, tokens)
+    logits = []
+    with kernels_by_module(layers) as launched:
+        logits.append(one.run([LENGTH - 4, LENGTH - 3]))
+        runner.graphs = StepGraphs(
+            runner.model, runner.kv, runner.backend, max_rows=LENGTH, record=run_again, states=runner.states
+        )
+        logits += [one.run([LENGTH - 1]), one.run([LENGTH])]
+    for each in launched[1:]:  # the first layer's copies of the plan are the step's
+        assert each.total() <= most, each
+    reference = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    with torch.inference_mode():
+        wanted = reference(
+            input_ids=torch.tensor([tokens]), position_ids=torch.arange(LENGTH)[None], use_cache=False
+        ).logits[0]
+    torch.testing.assert_close(torch.cat(logits), wanted, rtol=0, atol=1e-3)
+
+
 def run_again(step: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
     result = step().clone()
     return lambda: result.copy_(step()), result  # type: ignore[return-value]
