@@ -8,9 +8,9 @@
 The host processes a step's tokens (text, stops, deltas, the ends of requests) while the next one runs. A
 request that ended or was aborted meanwhile is left out of that next step, which has computed it for nothing.
 Prompts go on by their next chunks meanwhile, waiting requests join, and penalties count the chosen token on
-the device. Grammars, forks, and admissions that displace somebody or wait for a tier, an image or a state
-need the tokens first: where a step has one of these, no step runs ahead. A few requests with drafts sit the
-next step out.
+the device. Grammars, forks, and admissions that displace somebody or wait for a tier or an image need the
+tokens first: where a step has one of these, no step runs ahead. A few requests with drafts sit the next step
+out.
 """
 
 from __future__ import annotations

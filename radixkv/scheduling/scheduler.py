@@ -100,7 +100,6 @@ class Scheduler:
         self._tier_loads = tier_loads
         self._waiting = WaitingQueue(policy, config.max_overtake)
         self._running = RunningRequests(cache.block_size, stats)
-        self._waits_for_images = image_waits is not None
         self._joined: list[Sequence] = []  # admitted to a step ahead whose turn has not come
         self._states: StateSteps | None = None
         if cache.states is not None:
@@ -284,7 +283,7 @@ class Scheduler:
         running, waiting = self._running, self._waiting
         joins = len(waiting) > 0 and len(running) < self.max_num_seqs
         if len(waiting):
-            if joins and not self._may_join:
+            if joins and not self._may_join(step):
                 return None
             if self.policy.entitled(waiting.firsts(), running.num_foreground_of) is not None:
                 return None
@@ -329,7 +328,7 @@ class Scheduler:
             return None
         if len(rows) + len(prompts) + len(ending) + len(idle) != len(running):
             return None
-        if ending and len(waiting) and not self._may_join:
+        if ending and len(waiting) and not self._may_join(step):
             return None
         plan = self._plan_ahead(len(rows), len(prompts))
         if joins:
@@ -393,10 +392,13 @@ class Scheduler:
             is_ahead=True,
         )
 
-    @property
-    def _may_join(self) -> bool:
-        """True if requests may be admitted to a step ahead: they wait for no tier, image, state or window."""
-        return self._tier_loads is None and not self._waits_for_images and self._states is None
+    def _may_join(self, step: Batch) -> bool:
+        """Return True if requests may be admitted to the step after one that still runs.
+
+        A state or window at the end of a common prefix is left by a step that was asked for it before it was
+        launched. So nobody joins beside a chunk of a prompt where the model has these.
+        """
+        return self._states is None or step.num_tokens == len(step.entries)
 
     def _join(self, plan: StepPlan) -> list[Entry]:
         """Admit waiting requests to a step after one that still runs; return their first chunks.
@@ -405,6 +407,8 @@ class Scheduler:
         cache already: if that step fails, who joined waits again (`_leave`).
         """
         admission = self._admission
+        if self._tier_loads is not None:
+            self._tier_loads.begin_step()
         self._long_prompts.begin_step()
         plan.num_prompts += len(self._waiting)
         plan.reserve = 0

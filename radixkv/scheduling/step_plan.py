@@ -149,12 +149,11 @@ class StepPlan:
         count = min(most - scheduled, room)
         lease = request.lease
         if lease is not None and isinstance(lease.states, LeaseStates):
-            start = request.num_computed
-            end = start + scheduled + count
+            end = begin + count
             on_grid = end - end % GRID
             # What a chunk has beyond a grid point is computed again with what follows there.
-            if start < on_grid and end < request.num_tokens:
-                count = max(0, on_grid - start - scheduled)
+            if begin - scheduled < on_grid and end < request.num_tokens:
+                count = max(0, on_grid - begin)
         if count > 0 and request.request.images:
             whole = chunk_end(request.request.images, begin, begin + count) - begin
             count = 0 if scheduled and whole > room else whole

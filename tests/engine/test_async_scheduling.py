@@ -27,10 +27,13 @@ from paged_language_model import (
 from pool_traffic import Parrot
 from pool_traffic import run as run_traffic
 from scripted_tier import ScriptedTier
+from stateful_hash_model import StatefulHashModel
 from tiny_configs import VOCAB_SIZE
 from tiny_models import save_tiny_model
+from windowed_hash_model import WindowedHashModel
 
 from radixkv import LLM
+from radixkv.cache.states.window_pool import WindowSpec
 from radixkv.engine.engine import Engine
 from radixkv.model.cuda_graphs import StepGraphs
 from radixkv.model.runner import ModelRunner
@@ -517,6 +520,31 @@ def test_requests_join_steps_ahead() -> None:
     stats = ahead.stats()
     assert stats.steps - stats.steps_ahead <= 8
     assert ahead.cache.stats.held_blocks == 0
+
+
+@pytest.mark.parametrize("kind", ["states", "windows", "tier"])
+def test_requests_join_steps_ahead_of_models_with_states_windows_or_tiers(kind: str) -> None:
+    """Prompts that follow one another, some after a cached prefix: hardly a step waits for tokens."""
+    prompts = [prompt(50 + i, 20 + 15 * i) for i in range(6)]
+    prompts += [[*prompts[5][:70], 7, 8, 9], [*prompts[5], 1, 2, 3]]
+    found = []
+    for looks_ahead in (True, False):
+        options: dict[str, Any] = {}
+        if kind == "states":
+            options["model"] = StatefulHashModel(100, 8, 40)
+        elif kind == "windows":
+            options["model"] = WindowedHashModel(100, 8, WindowSpec(17, 200, 96, 64))
+        else:
+            options["tier"] = ScriptedTier(at_once=True)
+        engine, model = make_engine(
+            async_scheduling=looks_ahead, speculation="off", budget=96, num_blocks=100, **options
+        )
+        found.append(joining(engine, prompts))
+        assert not model.violations
+        if looks_ahead:
+            stats = engine.stats()
+            assert stats.steps - stats.steps_ahead <= 8
+    assert found[0] == found[1]
 
 
 def test_requests_that_join_together_share_what_they_compute() -> None:
