@@ -14,16 +14,9 @@ import pytest
 pytest.importorskip("numba")
 
 from scripted_images import data_url, file_of, picture
-
-from radixkv import LLM, SamplingParams
-from radixkv.cluster.remote import wire
-from radixkv.errors import InvalidRequestError
-from radixkv.images.placed_image import FIRST_IMAGE_ID, image_ids
-from radixkv.model.vision.encoder_cache import EncoderCache
-from radixkv.scheduling.request import Request
-from tests.support.seeing_hash_model import encode_layer_by_layer
-from tests.support.tiny_models import save_tiny_model
-from tests.support.tiny_vision_models import (
+from seeing_hash_model import encode_layer_by_layer
+from tiny_models import save_tiny_model
+from tiny_vision_models import (
     IMAGE,
     TEMPLATE,
     VOCAB_SIZE,
@@ -32,6 +25,13 @@ from tests.support.tiny_vision_models import (
     template_ids,
     words,
 )
+
+from radixkv import LLM, SamplingParams
+from radixkv.cluster.remote import wire
+from radixkv.errors import InvalidRequestError
+from radixkv.images.placed_image import FIRST_IMAGE_ID, image_ids
+from radixkv.model.vision.encoder_cache import EncoderCache
+from radixkv.scheduling.request import Request
 
 ONE, TWO = shown(1), shown(2)
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.tiny_models import save_tiny_model
+from tiny_models import save_tiny_model
 
 MIB = 2**20
 WIDE = {"hidden_size": 1024, "intermediate_size": 8192, "num_attention_heads": 16, "num_key_value_heads": 16}

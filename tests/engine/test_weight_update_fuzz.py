@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzing import examples
+from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
 from radixkv.scheduling.request import Request
-from tests.support.fuzzing import examples
-from tests.support.tiny_models import save_tiny_model
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "warm_up": "off", "max_num_batched_tokens": 48}
 #: Family, settings: small pools (preemption), tiers, windows, states, drafts.

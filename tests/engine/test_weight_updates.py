@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_models import save_tiny_model
 
 from radixkv import LLM, SamplingParams
 from radixkv.errors import EnginePausedError, InvalidRequestError, WeightUpdateError
-from tests.support.tiny_models import save_tiny_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPT = [7 * i % 250 for i in range(70)]

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "interpreted"
-#: A minute and a half of one core by day, on a machine whose cores ten others want; by night hundreds of tests
-#: more.
+#: By day a minute and a half of one core, which ten others may want, too; by night hundreds of tests.
 TIMEOUT_S = 1700 if "RADIXKV_NIGHTLY" not in os.environ else 4 * 3600
 
 

@@ -17,8 +17,9 @@ import torch
 
 numba = pytest.importorskip("numba")
 
+from tiny_models import save_tiny_model  # noqa: E402
+
 from radixkv_kernels.cpu import compile_ahead, compiling  # noqa: E402
-from tests.support.tiny_models import save_tiny_model  # noqa: E402
 
 
 def _kernel(constant: int) -> Any:

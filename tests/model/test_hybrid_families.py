@@ -12,7 +12,10 @@ from nightly import by_day
 
 pytest.importorskip("numba")
 
+from hand_made_steps import HandMade
 from safetensors import safe_open
+from tiny_configs import HYBRID_FAMILIES, tiny_config
+from tiny_models import save_random_model, save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from radixkv.engine.config import EngineConfig
@@ -20,9 +23,6 @@ from radixkv.errors import ConfigError
 from radixkv.model.loading.loader import load_model
 from radixkv.model.make_runner import make_runner
 from radixkv_kernels.states import GRID
-from tests.support.hand_made_steps import HandMade
-from tests.support.tiny_configs import HYBRID_FAMILIES, tiny_config
-from tests.support.tiny_models import save_random_model, save_tiny_model
 
 LENGTH = 2 * GRID + 12
 #: Families whose logits have the same bits in any pieces in deterministic mode.
