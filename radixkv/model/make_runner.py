@@ -157,7 +157,7 @@ def _size(
             max_model_len=config.max_model_len or loaded.max_model_len,
             deterministic=config.deterministic,
         )
-        if loaded.vision is not None:
+        if loaded.vision is not None and loaded.vision.has_tower:
             longest = config.max_model_len or loaded.max_model_len
             step_memory += ENCODER_CACHE_BYTES + measure_encoding_memory(loaded.vision, longest)
         if config.takes_adapters:

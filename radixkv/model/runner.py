@@ -26,7 +26,7 @@ from radixkv.model.runner_states import RunnerStates
 from radixkv.model.runner_windows import RunnerWindows
 from radixkv.model.step_context import call_model
 from radixkv.model.step_limits import StepLimits as StepLimits
-from radixkv.model.vision.step_images import RunnerImages
+from radixkv.model.vision.step_images import RunnerImages, StepImages
 from radixkv.model.warm_up import first_steps
 from radixkv.model.whole_vectors import AlignedActivations
 from radixkv.sampling.device_arrays import frees_memory, to_device
@@ -83,7 +83,7 @@ class ModelRunner:
         states: StateSpec | None = None,
     ) -> None:
         self._before_step = before_step
-        self._dtype_name = str(loaded.dtype).removeprefix("torch.")
+        self.dtype = loaded.dtype
         self.device = loaded.device
         self.spec = spec
         self._rewrite = partial(
@@ -241,7 +241,7 @@ class ModelRunner:
 
     @property
     def dtype_name(self) -> str:
-        return self._dtype_name
+        return str(self.dtype).removeprefix("torch.")
 
     @property
     def device_name(self) -> str:
@@ -299,8 +299,11 @@ class ModelRunner:
 
     @frees_memory()
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> torch.Tensor:
+    def execute(self, batch: Batch, shown: StepImages | None = None) -> torch.Tensor:
         """Run one step.
+
+        Args:
+            shown: its images, where rank 0 knows them; None: they are those of its requests.
 
         Returns:
             Logits [S, V] of `batch.logit_rows`, in the model's dtype or float32.
@@ -310,7 +313,8 @@ class ModelRunner:
         batch, adapters = (batch, None) if self.adapters is None else arrange(batch)
         for group in batch.copy_groups:
             self.copy_blocks(group)
-        shown = None if self.images is None else self.images.of(batch)
+        if shown is None and self.images is not None:
+            shown = self.images.of(batch)
         plan = self._plan(batch, None if shown is None else shown.ahead)
         if self.graphs is not None and (shown is None or shown.is_text):
             replayed = self.graphs.run(batch, plan, adapters, None if shown is None else shown.rope)

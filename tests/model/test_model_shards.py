@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from paged_language_model import run_all
 from rank_threads import engine_on_ranks
-from tiny_configs import FAMILIES, HYBRID_FAMILIES
+from tiny_configs import FAMILIES, HYBRID_FAMILIES, SHAPES, SHARED_FAMILIES
 from tiny_models import save_tiny_model
 
 from radixkv.errors import ConfigError
@@ -31,6 +32,13 @@ SPLIT = {kind: family for family, (kind, _) in FAMILIES.items() if kind in SPLIT
 #: Plain, with biases, with experts, with normed heads, and in parallel blocks.
 BY_DAY = ("llama", "qwen3-moe")
 NIGHTLY_SHAPES = (
+    "llama4",
+    "stablelm",
+    "nemotron",
+    "phimoe",
+    "hunyuan-moe",
+    "deepseek-v32",
+    "glm-dsa",
     "mimo",
     "gemma4-shared",
     "gemma3n",
@@ -121,8 +129,8 @@ def test_deterministic_logits_do_not_depend_on_the_cache(num_ranks: int, tmp_pat
 
 
 def test_models_that_cannot_be_split_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"olmo2, which --tensor-parallel can't split; .*llama"):
-        engine_on_ranks(save_tiny_model(tmp_path / "a", "olmo2"), 2)
+    with pytest.raises(ConfigError, match=r"gptj, which --tensor-parallel can't split; .*llama"):
+        engine_on_ranks(save_tiny_model(tmp_path / "a", "gptj"), 2)
     with pytest.raises(ConfigError, match=r"--tensor-parallel 3 is more than the 2 KV heads .* at most 2"):
         engine_on_ranks(save_tiny_model(tmp_path / "b", "llama"), 3)
 
@@ -210,8 +218,9 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
         copy_groups=data.draw(st.lists(st.lists(copy, min_size=1, max_size=3), max_size=3)),
         fed_tokens=torch.zeros(num_tokens) if data.draw(st.booleans()) else None,
     )
-    found, is_fed = decode_batch(encode_batch(batch)[1:])
+    found, is_fed, rest = decode_batch(np.concatenate([encode_batch(batch)[1:], [7, 9]]))
     assert is_fed == (batch.fed_tokens is not None)
+    assert rest.tolist() == [7, 9]
     assert found.copy_groups == batch.copy_groups
     assert (found.write_rows is None) == (batch.write_rows is None)
     for name in ("token_ids", "positions", "query_starts", "context_lengths", "write_slots", "logit_rows"):
@@ -229,17 +238,43 @@ def test_batches_arrive_as_they_were_sent(data: st.DataObject) -> None:
         assert np.array_equal(arrived, sent)
 
 
+def test_the_guide_names_every_architecture() -> None:
+    guide = Path(__file__).parents[2] / "docs" / "tensor_parallel.md"
+    (listed,) = re.findall(
+        r"These architectures can be split: (.*?)\. Any other", guide.read_text(), re.DOTALL
+    )
+    assert set(re.findall(r"`(\w+)`", listed)) == set(SPLIT_MODEL_TYPES)
+    tried = {kind for kind, _ in (*FAMILIES.values(), *SHAPES.values())}
+    seeing = {
+        "qwen2_vl",
+        "qwen2_5_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "glm4v",
+        "glm4v_moe",
+        "glm_ocr",
+        "paddleocr_vl",
+    }
+    tried |= SHARED_FAMILIES.keys() | HYBRID_FAMILIES.keys() | {f"{kind}_text" for kind in seeing}
+    assert set(SPLIT_MODEL_TYPES) <= tried
+
+
 @pytest.mark.parametrize(
     "name",
     [
         "deepseek-v3",
-        *(pytest.param(each, marks=pytest.mark.nightly) for each in ("gemma4", *NIGHTLY_SHAPES)),
+        "minimax_m2",  # with norms of all heads together
+        *(
+            pytest.param(each, marks=pytest.mark.nightly)
+            for each in ("gemma4", *NIGHTLY_SHAPES, *sorted(SHARED_FAMILIES.keys() - {"minimax_m2"}))
+        ),
     ],
 )
-def test_layers_that_differ_in_heads_and_latents(name: str, tmp_path: Path) -> None:
+def test_layers_that_differ_in_heads_latents_and_norms(name: str, tmp_path: Path) -> None:
     changes = {"num_global_key_value_heads": 2} if name == "gemma4" else {}
     model = save_tiny_model(tmp_path / "model", name, **changes)
-    alone, together = (engine_on_ranks(model, num_ranks) for num_ranks in (1, 2))
+    # As many tokens as a sparse attention chooses.
+    alone, together = (engine_on_ranks(model, num_ranks, max_model_len=256) for num_ranks in (1, 2))
     try:
         assert np.abs(prompt_logprobs(alone) - prompt_logprobs(together)).max() < 1e-4
         hot = prompt_logprobs(together)

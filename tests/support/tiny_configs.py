@@ -133,6 +133,29 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "mpt": ("mpt", dict(d_model=64, n_heads=4, n_layers=3, max_seq_len=256)),
     "bloom": ("bloom", dict(n_head=4, n_layer=3)),
 }
+#: What further architectures that ranks share add to their configuration, by their model types.
+SHARED_FAMILIES: dict[str, dict[str, Any]] = {
+    **{kind: dict(head_dim=16) for kind in (
+        "glm4", "ernie4_5", "hunyuan_v1_dense", "ministral3", "hyperclovax", "jais2", "helium",
+        "vaultgemma")},
+    **{kind: {} for kind in ("olmo", "olmo3", "cohere", "apertus", "granite_swa", "kolibri1", "persimmon")},
+    **dict.fromkeys(("granitemoe", "granitemoe_swa"), _TWO_OF_FOUR),
+    **dict.fromkeys(("olmoe", "flex_olmo"), _EXPERTS),
+    "glm": dict(head_dim=16, partial_rotary_factor=0.5),
+    "nanochat": dict(rope_parameters=_ROPE),
+    "glm4_moe": dict(_ROUTED, head_dim=16, use_qk_norm=True),
+    "solar_open": dict(_ROUTED, head_dim=16),
+    "ernie4_5_moe": dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=48, moe_num_shared_experts=1),
+    "exaone4": dict(sliding_window=10, layer_types=_ATTENDS[:3]),
+    "exaone_moe": dict(_ROUTED, num_experts=4, num_shared_experts=1, sliding_window=10),
+    "hy_v3": dict(_EXPERTS, head_dim=16, num_shared_experts=1, first_k_dense_replace=1),
+    "minimax_m2": dict(_TWO_OF_FOUR, head_dim=16),
+    "granitemoeshared": dict(_TWO_OF_FOUR, shared_intermediate_size=48),
+    "cohere2_moe": dict(_EXPERTS, sliding_window=9),
+    "afmoe": dict(_EXPERTS, head_dim=16, num_dense_layers=1, sliding_window=10),
+    "mellum": dict(_EXPERTS, head_dim=16),
+    "aria_text": dict(moe_num_experts=4, moe_topk=2, moe_num_shared_experts=1),
+}
 #: The same of families with state layers, by their model types.
 HYBRID_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", dict(_CONV, conv_L_cache=3, block_auto_adjust_ff_dim=False)),
@@ -190,6 +213,9 @@ def tiny_config(name: str, **changes: Any) -> Any:
         known = AutoConfig.for_model(model_type).to_dict()
         common = _COMMON | dict(num_hidden_layers=4, max_position_embeddings=256)
         common = {key: value for key, value in common.items() if key in known}
+    elif name in SHARED_FAMILIES:
+        model_type, own = name, SHARED_FAMILIES[name]
+        common = _COMMON
     else:
         model_type, own = HYBRID_FAMILIES[name]
         common = _COMMON | dict(max_position_embeddings=1024, pad_token_id=0)

@@ -401,8 +401,7 @@ def _plan(
 
     device = _device(config)
     is_read = form is not None and form.method in READERS
-    # Ranks are sent batches, not the images of requests.
-    sees = config.tensor_parallel == 1 and source.gguf_file is None and has_sight(hf_config, settings)
+    sees = source.gguf_file is None and has_sight(hf_config, settings)
     keeps = _kept_form(config, device, sees) if is_read else None
     dtype = _dtype(config, device, narrow=is_read and keeps is None and not _has_experts(hf_config))
     return _Plan(
@@ -419,11 +418,8 @@ def _plan(
 def _say_why_blind(source: ModelSource, hf_config: Any) -> None:
     """Log why a model that reads images elsewhere reads text alone here."""
     from radixkv.model.vision.families import reason_without_sight
-    from radixkv.model.vision.vision_model import has_sight
 
     reason = reason_without_sight(hf_config)
-    if source.gguf_file is None and not reason and has_sight(hf_config, source.folder):
-        reason = "ranks of --tensor-parallel are sent batches, and no images"
     if reason:
         logger.warning("%s reads text alone, and gets a word for each image: %s", source.name, reason)
 

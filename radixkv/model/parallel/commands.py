@@ -3,7 +3,7 @@
 
 | command | arguments ...                                                                  |
 EXECUTE   T R W S has_rows G fed C V, then the columns of the batch, one after the other; C: checkpoints,
-          V: rows with slots in the pool of windows, or -1 for none
+          V: rows with slots in the pool of windows, or -1 for none; then images, see `shared_images`
 COPY      (source, target, slots) for each copy
 SAVE      number of the save, then blocks
 LOAD      blocks; a message with their bytes follows
@@ -93,8 +93,8 @@ def _window_columns(windows: BatchWindows) -> list[Words]:
     return [windows.write_slots, np.array([len(table) for table in tables], np.int64), *tables]
 
 
-def decode_batch(words: Words) -> tuple[Batch, bool]:
-    """The batch of the arguments of EXECUTE, and whether its tokens are fed on the device."""
+def decode_batch(words: Words) -> tuple[Batch, bool, Words]:
+    """The batch of the arguments of EXECUTE, whether its tokens are fed on the device, and what follows."""
     head = words[:_HEAD].tolist()
     num_tokens, num_entries, num_slots, num_logits, has_rows, num_groups, is_fed, num_saves, num_rows = head
     at = _HEAD
@@ -131,7 +131,7 @@ def decode_batch(words: Words) -> tuple[Batch, bool]:
     if num_rows >= 0:
         write_slots, lengths = take(num_rows), take(num_entries).tolist()
         batch.windows = BatchWindows([take(length).astype(np.int32) for length in lengths], write_slots)
-    return batch, bool(is_fed)
+    return batch, bool(is_fed), words[at:]
 
 
 def decode_copies(words: Words) -> list[Copy]:

@@ -79,6 +79,27 @@ class GatheredOverRanks(nn.Module):
         return self.communicator.join(self.term(inputs), self._outputs)
 
 
+class NormedOverRanks(nn.Module):
+    """A norm over elements that the ranks compute apart; each rank keeps its own elements of the result.
+
+    Args:
+        norm: of all elements; every rank computes it whole, so that its bits are those of one rank.
+        widths: how many elements each rank has.
+    """
+
+    def __init__(self, norm: nn.Module, communicator: Communicator, widths: Sequence[int]) -> None:
+        super().__init__()
+        self.norm = norm
+        self.communicator = communicator
+        self._widths = widths
+        first = sum(widths[: communicator.rank])
+        self._own = slice(first, first + widths[communicator.rank])
+
+    def forward(self, own: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(self.communicator.join(own, self._widths))
+        return normed[..., self._own]
+
+
 class NoLogits(nn.Module):
     """The output layer of a rank that chooses no tokens: [..., H] -> [..., 0]."""
 

@@ -22,6 +22,7 @@ from radixkv.model.parallel.commands import Command, Words, encode_batch, messag
 from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.joined_saves import JoinedSaves
 from radixkv.model.parallel.shard_model import check_split, shard_model
+from radixkv.model.parallel.shared_images import broadcast, share_images
 from radixkv.model.parallel.worker_group import WorkerGroup
 from radixkv.model.runner import ModelRunner
 from radixkv.model.runner_states import RunnerStates
@@ -86,7 +87,7 @@ class TensorParallelRunner:
             self.windows = _SplitWindows(
                 own.windows, *shared, own.windows, window_sizes, Command.SAVE_WINDOWS, Command.LOAD_WINDOWS
             )
-        self.images = None  # ranks are sent batches, not the images of requests
+        self.images = own.images
         self._end = weakref.finalize(self, group.close)
 
     # ------------------------------------------------------------------ facts
@@ -149,11 +150,17 @@ class TensorParallelRunner:
             self._own.copy_blocks(copies)
 
     def execute(self, batch: Batch) -> torch.Tensor:
-        _tell(self._group, encode_batch(batch))
+        # An image that can't be encoded is no rank's failure.
+        with torch.inference_mode():
+            shown = None if self.images is None else self.images.of(batch)
+            images, encoding = share_images(shown, self._own.dtype)
+        _tell(self._group, np.concatenate([encode_batch(batch), images]))
         with self._group.together(), torch.inference_mode():
             if batch.fed_tokens is not None:
                 self._communicator.take_first(batch.fed_tokens)
-            logits = self._own.execute(batch)
+            if encoding is not None:
+                broadcast(encoding, self._communicator)
+            logits = self._own.execute(batch, shown)
             self._communicator.note_launched()
             return logits
 

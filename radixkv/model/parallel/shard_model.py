@@ -17,8 +17,9 @@ column does not end, whole experts each on one rank.
 
 A KV head and the query heads that share it stay together; latents are one KV head that every rank keeps.
 Layers that differ in heads are each split by their own. Rank 0 adds the biases of summed products.
-Norms, embeddings and routers are whole on every rank; the output layer is rank 0's alone. All this comes
-before weights are packed, quantised or fused, so that these see nothing but smaller layers.
+Norms, embeddings and routers are whole on every rank; the output layer and the tower of a model that sees are
+rank 0's alone. All this comes before weights are packed, quantised or fused, so that these see nothing but
+smaller layers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ from radixkv.model.decoder_layers import WholeExperts, WholeProduct
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_checks import architecture_name
 from radixkv.model.parallel.communicator import Communicator
-from radixkv.model.parallel.over_ranks import GatheredOverRanks, JoinedOverRanks, NoLogits, SummedOverRanks
+from radixkv.model.parallel.over_ranks import (
+    GatheredOverRanks,
+    JoinedOverRanks,
+    NoLogits,
+    NormedOverRanks,
+    SummedOverRanks,
+)
 from radixkv.model.parallel.split_families import (
     SPLIT_MODEL_TYPES,
     ProductNames,
@@ -116,11 +123,14 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
     groups = {layer: group for group in whole.groups for layer in group.layers}
     groups |= {layer: groups[source] for layer, source in whole.aliases.items()}
     states = state_modules(loaded.model)
-    for layer in loaded.model.get_decoder().layers:
+    decoder = loaded.model.get_decoder()
+    if not hasattr(decoder, "layers"):  # Llama 4's decoder has a head of its own
+        decoder = decoder.model
+    for layer in decoder.layers:
         attention: Any = getattr(layer, names.attention, None)
         if isinstance(getattr(attention, "kv_b_proj", None), Latents):
             _split_latents(attention, share, communicator)
-        elif hasattr(attention, names.merged[0]):
+        elif hasattr(attention, names.merged[0]) and attention not in states:
             _split_attention(attention, names, groups[attention.layer_idx], share, communicator)
         if hasattr(layer, "experts"):  # beside the MLP
             _split_mlp(layer, names, share, communicator)
@@ -141,6 +151,8 @@ def shard_model(loaded: LoadedModel, communicator: Communicator) -> LoadedModel:
         )
     if share.rank:
         loaded.model.set_output_embeddings(NoLogits())
+        if loaded.vision is not None:
+            loaded.vision.drop_tower()
     return replace(loaded, attention=whole.with_heads([_own_heads(group, share) for group in whole.groups]))
 
 
@@ -201,14 +213,20 @@ def _split_attention(
             after = all_queries, all_queries + count * size
             rows = [_span(heads, group * size), *(_moved(keys, by) for by in after)]
         setattr(attention, name, _part(product, rows=rows))
-    if hasattr(attention, "g_proj"):  # gates of the output, by head or by element
-        gate = attention.g_proj
-        attention.g_proj = _part(gate, rows=[_span(heads, gate.out_features // count)])
+    for name in ("g_proj", "gate_proj"):  # gates of the output, by head or by element
+        if (gate := getattr(attention, name, None)) is not None:
+            setattr(attention, name, _part(gate, rows=[_span(heads, gate.out_features // count)]))
+    for name, num_heads in (("q_norm", whole.num_query_heads), ("k_norm", count)):
+        weight = getattr(getattr(attention, name, None), "weight", None)
+        if weight is not None and weight.dim() == 1 and len(weight) == num_heads * whole.key_size:
+            widths = [len(own) * num_heads // count * whole.key_size for own in share.all_heads(count)]
+            setattr(attention, name, NormedOverRanks(getattr(attention, name), communicator, widths))
     # Some modules split queries, keys and values by sizes in their configuration.
     attention.config = config = copy.copy(attention.config)
     config.num_attention_heads, config.num_key_value_heads = len(heads) * group, len(heads)
-    if hasattr(attention, "num_key_value_heads"):
-        attention.num_key_value_heads = len(heads)
+    for name, own_heads in (("num_heads", len(heads) * group), ("num_key_value_heads", len(heads))):
+        if hasattr(attention, name):
+            setattr(attention, name, own_heads)
     if getattr(attention, "sinks", None) is not None:
         attention.sinks = _kept(attention.sinks[heads.start * group : heads.stop * group])
     width = getattr(attention, names.output).in_features // count
@@ -221,7 +239,7 @@ def _split_latents(attention: Any, share: Share, communicator: Communicator) -> 
     latents = attention.kv_b_proj
     count = len(latents.weight) // (latents.nope + latents.value)
     heads = share.heads(count)
-    name = "q_b_proj" if hasattr(attention, "q_b_proj") else "q_proj"
+    name = "q_proj" if getattr(attention, "q_b_proj", None) is None else "q_b_proj"
     setattr(
         attention, name, _part(getattr(attention, name), rows=[_span(heads, latents.nope + latents.rope)])
     )
@@ -239,7 +257,7 @@ def _split_mlp(mlp: Any, names: ProductNames, share: Share, communicator: Commun
             _split_experts(experts, share)
             own = experts
         mlp.experts = SummedOverRanks(own, communicator)
-        for name in ("shared_expert", "shared_experts"):
+        for name in ("shared_expert", "shared_experts", "shared_mlp"):
             if getattr(mlp, name, None) is not None:
                 _split_mlp(getattr(mlp, name), names, share, communicator)
         return
@@ -281,22 +299,20 @@ def _split_output(
 
 
 def _split_experts(experts: Any, share: Share) -> None:
-    """All experts, each by its columns: weights [E, 2 W, H] and [E, H, W], or the other way round."""
+    """All experts, each by its columns: weights [E, 2 W, H] and [E, H, W], or [E, H, 2 W] and [E, W, H]."""
     down, gate_up = experts.down_proj, experts.gate_up_proj
-    if hasattr(experts, "down_proj_bias"):  # gate and up alternate, and inputs come first
-        own = share.columns(down.shape[1])
-        both = slice(2 * own.start, 2 * own.stop)
-        experts.gate_up_proj = _kept(gate_up[:, :, both])
-        experts.gate_up_proj_bias = _kept(experts.gate_up_proj_bias[:, both])
-        experts.down_proj = _kept(down[:, own.start : own.stop])
+    outputs, inputs = (2, 1) if gate_up.shape[2] == 2 * down.shape[1] else (1, 2)
+    width = down.shape[inputs]
+    own = share.columns(width)
+    both = [own, _moved(own, width)]
+    if hasattr(experts, "down_proj_bias"):  # gate and up alternate
+        both = [_span(own, 2)]
+        experts.gate_up_proj_bias = _kept(_rows(experts.gate_up_proj_bias, both, dim=1))
         if share.rank:
             experts.down_proj_bias = _kept(torch.zeros_like(experts.down_proj_bias))
-    else:
-        width = down.shape[2]
-        own = share.columns(width)
-        experts.gate_up_proj = _kept(_rows(gate_up, [own, _moved(own, width)], dim=1))
-        experts.down_proj = _kept(down[:, :, own.start : own.stop])
-    for name in ("intermediate_dim", "intermediate_size"):
+    experts.gate_up_proj = _kept(_rows(gate_up, both, dim=outputs))
+    experts.down_proj = _kept(_rows(down, [own], dim=inputs))
+    for name in ("intermediate_dim", "intermediate_size", "expert_dim"):
         if hasattr(experts, name):
             setattr(experts, name, len(own))
 

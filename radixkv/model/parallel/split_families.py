@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radixkv.errors import ConfigError
 
@@ -47,24 +47,41 @@ _GRANITE_HYBRID = ProductNames(
     mlps=("block_sparse_moe", "shared_mlp"), first=("input_linear",), halves=True, last="output_linear"
 )
 _NEMOTRON_H = ProductNames(attention="mixer", mlps=("mixer",), first=("up_proj",))
+_GLM = replace(_LLAMA, first=("gate_up_proj",), halves=True)
+_UNGATED = replace(_LLAMA, first=("up_proj",))
 
-#: `model_type` of the architectures that can be split.
+#: `model_type` of the architectures that can be split; of models that see, that of their text half.
 SPLIT_MODEL_TYPES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"), _LLAMA),
-    **dict.fromkeys(("granite", "smollm3", "cohere2", "mixtral", "qwen2_moe", "qwen3_moe"), _LLAMA),
+    **dict.fromkeys(("llama", "mistral", "ministral", "ministral3", "qwen2", "qwen3", "seed_oss"), _LLAMA),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text", "gemma4_text", "gemma3n_text", "vaultgemma"), _LLAMA),
+    **dict.fromkeys(("granite", "granite_swa", "smollm3", "cohere", "cohere2", "cohere2_moe"), _LLAMA),
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "minimax_m2", "phimoe", "mellum"), _LLAMA),
+    **dict.fromkeys(("glm4_moe", "ernie4_5", "ernie4_5_moe", "dots1", "solar_open", "kolibri1"), _LLAMA),
+    **dict.fromkeys(("hunyuan_v1_dense", "hunyuan_v1_moe", "hy_v3", "exaone4", "exaone_moe"), _LLAMA),
+    **dict.fromkeys(("olmo", "olmo2", "olmo3", "olmoe", "flex_olmo", "afmoe", "aria_text"), _LLAMA),
+    **dict.fromkeys(("hyperclovax", "cwm", "helium", "stablelm", "mimo_v2_flash", "laguna"), _LLAMA),
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"), _LLAMA),
+    **dict.fromkeys(("glm4v_moe_text", "paddleocr_vl_text"), _LLAMA),
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "minimax"), _LLAMA),
-    **dict.fromkeys(("gemma4_text", "gemma3n_text", "mimo_v2_flash", "laguna"), _LLAMA),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "mistral4"), _LLAMA),
-    **dict.fromkeys(("minicpm3", "youtu", "axk1"), _LLAMA),
-    **dict.fromkeys(("bamba", "falcon_h1", "jamba"), _JAMBA),
+    **dict.fromkeys(("kimi_linear", "olmo_hybrid"), _LLAMA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"), _LLAMA),
+    **dict.fromkeys(("glm4_moe_lite", "mistral4", "minicpm3", "youtu", "axk1"), _LLAMA),
+    **dict.fromkeys(("glm", "glm4", "glm4v_text", "glm_ocr_text"), _GLM),
+    **dict.fromkeys(("arcee", "nemotron", "apertus", "jais2"), _UNGATED),
+    **dict.fromkeys(("bamba", "falcon_h1", "jamba", "llama4_text"), _JAMBA),
     **dict.fromkeys(("lfm2", "lfm2_moe"), _LFM2),
-    "granitemoehybrid": _GRANITE_HYBRID,
+    **dict.fromkeys(
+        ("granitemoe", "granitemoe_swa", "granitemoeshared", "granitemoehybrid"), _GRANITE_HYBRID
+    ),
+    "lfm3": replace(_LFM2, output="o_proj"),
     "nemotron_h": _NEMOTRON_H,
     "gpt_oss": _LLAMA,
     "phi": _PHI,
     "phi3": _PHI3,
+    "nanochat": replace(_LLAMA, first=("fc1",), last="fc2"),
     "starcoder2": _STARCODER,
     "gpt_neox": _NEOX,
+    "persimmon": replace(_NEOX, attention="self_attn"),
 }
 
 

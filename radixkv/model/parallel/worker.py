@@ -28,6 +28,7 @@ from radixkv.model.parallel.communicator import Communicator
 from radixkv.model.parallel.joined_saves import HEADER
 from radixkv.model.parallel.parallel_runner import block_sizes
 from radixkv.model.parallel.shard_model import shard_model
+from radixkv.model.parallel.shared_images import take_images
 from radixkv.model.parallel.worker_group import Loaded, RankFailed, Start, threads_of_rank
 from radixkv.model.runner import ModelRunner
 
@@ -60,11 +61,12 @@ class Rank:
         runner = self._runner
         match command:
             case Command.EXECUTE:
-                batch, is_fed = decode_batch(words)
+                batch, is_fed, images = decode_batch(words)
                 if is_fed:
                     tokens = torch.empty(batch.num_tokens, dtype=torch.int64, device=runner.device)
                     batch.fed_tokens = self._communicator.take_first(tokens)
-                runner.execute(batch)
+                shown = take_images(images, batch.num_tokens, runner.dtype, self._communicator)
+                runner.execute(batch, shown)
             case Command.COPY:
                 runner.copy_blocks(decode_copies(words))
             case Command.SAVE:

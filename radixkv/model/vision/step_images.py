@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,18 +95,25 @@ class StepImages:
             inputs["inputs_embeds"] = vision.embed(token_ids)[None]
             return inputs
         embeds = vision.embed(token_ids.index_fill(0, rows, 0))
-        embeds[rows] = torch.cat([each.rows[a:b] for each, a, b in self.encodings]).to(embeds.dtype)
+        shown = self.joined(embeds.dtype)
+        embeds[rows] = shown.rows
         inputs["inputs_embeds"] = embeds[None]
         if vision.family.is_deep:
             mask = torch.zeros(1, len(token_ids), dtype=torch.bool, device=token_ids.device)
             mask[0, rows] = True
-            layers = len(self.encodings[0][0].deep)
             inputs["visual_pos_masks"] = mask
-            inputs["deepstack_visual_embeds"] = [
-                torch.cat([each.deep[layer][a:b] for each, a, b in self.encodings]).to(embeds.dtype)
-                for layer in range(layers)
-            ]
+            inputs["deepstack_visual_embeds"] = list(shown.deep)
         return inputs
+
+    def joined(self, dtype: torch.dtype) -> Encoding:
+        """Return what goes into all rows of images, of which there are some, as one encoding."""
+
+        def cut(of: Callable[[Encoding], Tensor]) -> Tensor:
+            return torch.cat([of(each)[start:end] for each, start, end in self.encodings]).to(dtype)
+
+        layers = len(self.encodings[0][0].deep)
+        deep = (cut(lambda each, layer=layer: each.deep[layer]) for layer in range(layers))  # type: ignore[misc]
+        return Encoding(cut(lambda each: each.rows), tuple(deep))
 
 
 def _look_ahead(counts: npt.NDArray[np.int32], image: PlacedImage, start: int, end: int, offset: int) -> None:

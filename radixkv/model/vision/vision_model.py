@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from radixkv.images.image_files import DecodedImage
 from radixkv.model.loading.weight_files import stored_tensors
@@ -49,10 +49,26 @@ class VisionModel:
         self._inputs = frozenset(inspect.signature(self._whole.get_image_features).parameters)
         # The rest of the model attends to the paged cache, of which the tower knows nothing.
         model.config.vision_config._attn_implementation = _TOWER_ATTENTION
-        self.tower = next(found for name in TOWERS if (found := getattr(self._whole, name, None)) is not None)
-        for module in self.tower.modules():
-            if hasattr(module, "config"):
-                module.config._attn_implementation = _TOWER_ATTENTION
+        self._tower_name = next(name for name in TOWERS if getattr(self._whole, name, None) is not None)
+        part: Any
+        for part in self.tower.modules():
+            if hasattr(part, "config"):
+                part.config._attn_implementation = _TOWER_ATTENTION
+
+    @property
+    def tower(self) -> nn.Module:
+        """What encodes images, but for a projection behind it."""
+        tower: nn.Module = getattr(self._whole, self._tower_name)
+        return tower
+
+    @property
+    def has_tower(self) -> bool:
+        """False after `drop_tower`."""
+        return not isinstance(self.tower, nn.Identity)
+
+    def drop_tower(self) -> None:
+        """Give the tower's memory back, where another rank encodes."""
+        setattr(self._whole, self._tower_name, nn.Identity())
 
     def prepare(self, image: DecodedImage) -> dict[str, Tensor]:
         """Return the tower's inputs for an image. O(pixels); any thread.
