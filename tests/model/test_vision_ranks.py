@@ -155,6 +155,27 @@ def test_a_step_behind_images_and_one_without_any() -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize(
+    "options",
+    [{"quantization": "int8"}, {"kv_cache_dtype": "int8"}, {"dtype": "bfloat16"}, {"speculation": "auto"}],
+    ids=str,
+)
+def test_other_types_and_guesses_answer_as_one_rank_does(
+    kind: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    trial = Trial(kind, tmp_path)
+    options = {"max_model_len": 512, "num_blocks": 128, "warm_up": "off", **options}
+    alone, together = (engine_on_ranks(trial.folder, ranks, **options) for ranks in (1, 2))
+    try:
+        for parts in dialogues(trial)[:4]:
+            expected = tokens(alone, trial, parts)
+            assert [tokens(together, trial, parts) for _ in range(2)] == [expected] * 2
+    finally:
+        together.close()
+
+
+@pytest.mark.nightly
 def test_processes_answer_as_one_rank_does(tmp_path: Path) -> None:
     trial = Trial("qwen2_5_vl", tmp_path)
     with trial.llm(tensor_parallel=2, threads=1) as llm:

@@ -29,6 +29,7 @@ from radixkv.model.decoder_layers import (
     reads_weight,
     replace_layers,
 )
+from radixkv.model.parallel.over_ranks import holds_everywhere
 from radixkv.model.stored_weights.scaled_weight import Fp8Weight
 from radixkv_kernels.registry import numba_available
 
@@ -74,7 +75,8 @@ def pack_layers(model: nn.Module) -> bool:
         return False
     del linears  # else no weight would be freed before the last one is packed
     if dtype != torch.float32:
-        if not mostly_linear(model):
+        # Rank 0 has parts that others have not.
+        if not holds_everywhere(model, mostly_linear(model)):
             return False
         widen_the_rest(model)
     kernels, scratch = RowKernels(), (Scratch(), Scratch())

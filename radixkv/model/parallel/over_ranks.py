@@ -100,6 +100,13 @@ class NormedOverRanks(nn.Module):
         return normed[..., self._own]
 
 
+def holds_everywhere(model: nn.Module, holds: bool) -> bool:
+    """Return True if something holds for each rank's share of a model; all ranks call it at once."""
+    kinds = (SummedOverRanks, JoinedOverRanks, GatheredOverRanks)
+    found = next((each for each in model.modules() if isinstance(each, kinds)), None)
+    return holds if found is None else bool(found.communicator.smallest(int(holds)))
+
+
 class NoLogits(nn.Module):
     """The output layer of a rank that chooses no tokens: [..., H] -> [..., 0]."""
 
