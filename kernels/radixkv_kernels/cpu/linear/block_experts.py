@@ -58,6 +58,7 @@ class ExpertPanels:
             raise ValueError(f"experts with {self.out_features} outputs are not whole panels")
         self._whole = BlockPanels(number, rows.reshape(-1, row_bytes), method=self.method)
         self.format, self.in_features = self._whole.format, self._whole.in_features
+        self.takes_floats = self._whole.takes_floats
         self.panel_bytes = self._whole.panel_bytes
         steps = np.arange(self.experts, dtype=np.int64)
         self.addresses = self._whole.address + steps * (self.panels * self.panel_bytes)
@@ -89,10 +90,10 @@ class ExpertProduct:
             for each in sections
         ):
             raise ValueError("sections of a product must have the same experts, inputs and method")
-        if any(each.format.is_float != first.format.is_float for each in sections):
+        if any(each.takes_floats != first.takes_floats for each in sections):
             raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
         #: Of the rows that it multiplies, for `BlockRows`.
-        self.row_dtype = torch.bfloat16 if first.format.is_float else torch.int8
+        self.row_dtype = torch.bfloat16 if first.takes_floats else torch.int8
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)
         self._functions = [launch.format_kernel(each.format.number, method) for each in sections]

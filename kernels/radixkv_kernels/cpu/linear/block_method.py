@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 
 from radixkv_kernels.cpu.isa import features, widens_float16
+from radixkv_kernels.cpu.linear.block_formats import FLOAT_TABLES, BlockFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,11 @@ class BlockMethod:
     def heights(self) -> tuple[int, ...]:
         """Rows of a tile: with two accumulators each, as many as the registers hold, and fewer."""
         return (1, 2, 4, 6, 8, 12) if self.lanes == 16 else (1, 2, 4)
+
+    def takes_floats(self, form: BlockFormat) -> bool:
+        """Return True if a format is multiplied by rows of bfloat16, not int8: those of floats, and tables of
+        floats where their products are as fast."""
+        return form.is_float or (self.pairs and form.number in FLOAT_TABLES)
 
     @property
     def float_heights(self) -> tuple[int, ...]:

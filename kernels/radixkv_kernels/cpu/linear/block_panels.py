@@ -249,6 +249,7 @@ class BlockPanels:
     Attributes:
         out_features, in_features: its shape.
         format: its `BlockFormat`.
+        takes_floats: it is multiplied by rows of bfloat16.
         address, panel_bytes: of the first panel, and from panel to panel.
 
     Raises:
@@ -266,6 +267,7 @@ class BlockPanels:
         self.factor = factor
         self.method = default_method() if method is None else method
         self.format = ALL_FORMATS[number]
+        self.takes_floats = self.method.takes_floats(self.format)
         count, row_bytes = rows.shape
         units, rest = divmod(row_bytes, self.format.file_bytes)
         if rest or not units or rows.dtype != np.uint8 or not rows.flags.c_contiguous:
@@ -292,7 +294,7 @@ class BlockPanels:
         a[COLUMNS], a[IS_SUPER] = columns, self.format.is_super
         a[SCALE_BYTES], a[HAS_ZERO] = self.format.scale_bytes, self.format.has_zero
         a[LEAST_BYTES] = self.format.least_bytes
-        a[IN_PAIRS] = self.format.is_float and self.method.pairs
+        a[IN_PAIRS] = self.takes_floats and self.method.pairs
         block.run(_kernel(), on_all_threads=True)
 
     @property

@@ -93,7 +93,7 @@ def _put(work: Any, sums: Any, bias: Any, begin: int, n: int, columns: int) -> N
 @functools.cache
 def format_kernel(number: int, method: BlockMethod) -> Any:
     """Multiplies some rows by one panel of a format."""
-    if ALL_FORMATS[number].is_float:
+    if method.takes_floats(ALL_FORMATS[number]):
         return _float_kernel(number, method)
     dots, lanes, emulated = int(method.dots), method.lanes, int(method.emulated)
     columns = method.columns
@@ -126,7 +126,7 @@ def format_kernel(number: int, method: BlockMethod) -> Any:
 
 @functools.cache
 def _float_kernel(number: int, method: BlockMethod) -> Any:
-    """The same for floats of 8 bits. More rows than a tile's take the operands of one block at a time."""
+    """The same for rows of bfloat16. More rows than a tile's take the operands of one block at a time."""
     pairs, lanes, columns = int(method.pairs), method.lanes, method.columns
     inputs = ALL_FORMATS[number].inputs
     unit_bytes = ALL_FORMATS[number].column_bytes * columns
@@ -227,14 +227,14 @@ class BlockProduct:
         biases: Sequence[torch.Tensor | None] | None = None,
         order: torch.Tensor | None = None,
     ) -> None:
-        method, form = sections[0].method, sections[0].format
+        method, takes_floats = sections[0].method, sections[0].takes_floats
         self.in_features = sections[0].in_features
         if any((each.in_features, each.method) != (self.in_features, method) for each in sections):
             raise ValueError("sections of a product must have the same inputs and the same method")
-        if any(each.format.is_float != form.is_float for each in sections):
+        if any(each.takes_floats != takes_floats for each in sections):
             raise ValueError("sections of a product must take the same rows, int8 or bfloat16")
         #: Of the rows that it multiplies, for `BlockRows`.
-        self.row_dtype = torch.bfloat16 if form.is_float else torch.int8
+        self.row_dtype = torch.bfloat16 if takes_floats else torch.int8
         self.order = order
         self.out_features = sum(each.out_features for each in sections)
         self._sections = tuple(sections)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vector code of a tile: a few rows of bfloat16 times a panel of floats of 8 bits.
+"""Vector code of a tile: a few rows of bfloat16 times a panel of floats of 8 bits, or of NF4 and FP4.
 
-Both are exact in the products. A block's products are added up in the order of its inputs, in float32;
-then, block by block, `out += scale * sum`. The order does not depend on the number of rows: a row's bits are
-the same in any batch, but not with another method.
+Rows and floats of 8 bits are exact in the products, the numbers of a table are rounded to bfloat16. A block's
+products are added up in the order of its inputs, in float32; then, block by block, `out += scale * sum`. The
+order does not depend on the number of rows: a row's bits are the same in any batch, but not with another
+method.
 
     vdpbf16ps     products of pairs of inputs; pairs of bfloat16 come from tables of their two bytes
     float32       input by input; a float's bits, shifted, are those of a float32 that is smaller by a power
@@ -11,7 +12,8 @@ the same in any batch, but not with another method.
 
 With float32, a panel has words of 4 inputs of a column. With vdpbf16ps, it has 64 bytes for 4 inputs of 16
 columns: for each 4 columns, 8 bytes of the first two inputs, a pair after the other, and 8 of the last two.
-Interleaved, they are two vectors of pairs.
+Interleaved, they are two vectors of pairs. NF4 and FP4, which `block_tile` multiplies without vdpbf16ps, have
+bytes of two quants in the place of the first one.
 
 With float32, many rows take a panel in parts of a block, which are widened once for all of them
 ("operands"). Pairs cost too little for that: they would be read again as slowly.
@@ -30,7 +32,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from radixkv_kernels.cpu.linear.block_formats import ALL_FORMATS, E4M3, E4M3_128, GROUP, BlockFormat
+from radixkv_kernels.cpu.linear.block_formats import (
+    ALL_FORMATS,
+    E4M3,
+    E4M3_128,
+    FLOAT_TABLES,
+    GROUP,
+    BlockFormat,
+)
 from radixkv_kernels.cpu.linear.block_method import BlockMethod
 from radixkv_kernels.cpu.linear.block_tile import TileCode
 
@@ -53,6 +62,13 @@ def _bytes_of_bfloats(is_e4m3: bool) -> tuple[list[int], list[int]]:
     return pairs[:, 0].tolist(), pairs[:, 1].tolist()
 
 
+@functools.cache
+def _bytes_of_table(values: tuple[float, ...]) -> tuple[list[int], list[int]]:
+    """The low and the high bytes of a table's numbers as bfloat16."""
+    pairs = torch.tensor(values).to(torch.bfloat16).view(torch.uint8).view(-1, 2).numpy().astype(np.int8)
+    return pairs[:, 0].tolist(), pairs[:, 1].tolist()
+
+
 class FloatTileCode(TileCode):
     """Emits a tile of floats; see `TileCode`, rows are those of bfloat16."""
 
@@ -63,6 +79,7 @@ class FloatTileCode(TileCode):
         self.is_e4m3 = form.number in (E4M3, E4M3_128)
         half, self.shift, self.mask = _POWERS[self.is_e4m3]
         self.power = 2.0**half
+        self.group_bytes = GROUP * form.bits // 8 * self.columns
         self.operand_bytes = GROUP * 4 * self.columns
 
     def run(self, weight: Any, units: Any) -> None:
@@ -119,12 +136,12 @@ class FloatTileCode(TileCode):
 
     def _codes(self, unit: Any, group: Any) -> Any:
         """Address of a group's floats; those that follow are asked for."""
-        found = self.at(unit, self.b.mul(group, _I64(GROUP * self.columns)))
-        self.ahead(found, GROUP * self.columns)
+        found = self.at(unit, self.b.mul(group, _I64(self.group_bytes)))
+        self.ahead(found, self.group_bytes)
         return found
 
     def _scales(self, unit: Any) -> Any:
-        return self.at(unit, self.form.inputs * self.columns)
+        return self.at(unit, self.form.groups * self.group_bytes)
 
     def _input(self, group: Any) -> Any:
         """Address of a row's group, as words of a pair or as float32."""
@@ -149,6 +166,12 @@ class FloatTileCode(TileCode):
 
     def _decoded(self, codes: Any) -> Iterable[list[Any]]:
         """Operands of each step."""
+        if self.form.bits == 4:
+            for half in range(2):
+                for p in range(4):
+                    words = self.low_halves(codes, p)[half]
+                    yield from (list(each) for each in zip(*map(self._pairs_of_table, words), strict=True))
+            return
         make = self._pairs_of if self.method.pairs else self._floats_of
         for i in range(GROUP // 4):
             yield from (list(vectors) for vectors in zip(*map(make, self.words_at(codes, i)), strict=True))
@@ -173,7 +196,19 @@ class FloatTileCode(TileCode):
             for table in _bytes_of_bfloats(self.is_e4m3)
         )  # fmt: skip
         high = b.or_(high, b.bitcast(b.and_(words, self.same(self.words, _SIGNS)), self.octets))
+        return self._interleaved(low, high)
+
+    def _pairs_of_table(self, words: Any) -> list[Any]:
+        """The same of 64 quants of 4 bits."""
         found = []
+        for table in _bytes_of_table(FLOAT_TABLES[self.form.number]):
+            numbers = ir.Constant(self.octets, table * 4)
+            octets = self.b.bitcast(words, self.octets)
+            found.append(self.call("llvm.x86.avx512.pshuf.b.512", self.octets, numbers, octets))
+        return self._interleaved(*found)
+
+    def _interleaved(self, low: Any, high: Any) -> list[Any]:
+        b, found = self.b, []
         for half in range(2):
             lanes = [
                 16 * lane + 8 * half + i + (64 if is_high else 0)
