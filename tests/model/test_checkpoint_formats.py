@@ -142,6 +142,18 @@ REFUSED: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Tensors] | Non
         packed,
         "its packing_format is 'tpu'",
     ),
+    "auto-round-floats": (
+        {
+            "quantization_config": {
+                "quant_method": "auto-round",
+                "bits": 6,
+                "data_type": "mx_fp",
+                "packing_format": "auto_round:llm_compressor",
+            }
+        },
+        None,
+        "its codes are mx_fp of 6 bits",
+    ),
     "gptq-undeclared": ({}, lambda w: packed(w, g_idx=torch.zeros(8, dtype=torch.int32)), "as GPTQ"),
     "awq-undeclared": ({}, packed, "as AWQ or GPTQ"),
     "torchao-undeclared": (

@@ -262,6 +262,7 @@ DAMAGED: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], None], str]] =
     "int4-without-scales": ("modelopt-awq", without("weight_scale"), "weight_scale is missing"),
     "int4-cut": ("modelopt-awq", cut("weight_scale"), "64 outputs have [63, 3] scales"),
     "mxfp8": ("modelopt-mxfp8", cut("weight_scale"), "need [64, 3] scales, not [63, 3]"),
+    "floats-of-auto-round": ("auto-round-mxfp4", without("weight_scale"), "weight_scale is missing"),
     "mxfp4": ("modelopt-mxfp4", whole("weight_scale"), "it is INT4, which no layer of MXFP4 is"),
 }
 
@@ -291,6 +292,18 @@ def test_a_smoothed_layer_whose_weight_is_plain(folder: Path, plain: Path) -> No
 
     damage(folder, change)
     assert "pre_quant_scale does not fit its format: its layer's weight is not quantised" in refusal(folder)
+
+
+def test_weights_that_their_form_does_not_explain(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["auto-round"], plain=plain)
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for leaf in ("qweight", "qzeros", "scales", "g_idx"):
+            del tensors[FIRST + leaf]
+        tensors[FIRST + "weight"] = torch.zeros(64, 96).to(torch.float8_e4m3fn)
+
+    damage(folder, change)
+    assert f"{FIRST}weight does not fit its format: no weight of its form" in refusal(folder)
 
 
 def test_rotations_of_weights_are_in_their_numbers(folder: Path, plain: Path) -> None:

@@ -34,6 +34,11 @@ def floats(form: str, size: int) -> dict[str, Any]:
     return {**settings, "format": form}
 
 
+def auto_round(kind: str, bits: int, size: int = 32) -> dict[str, Any]:
+    settings = {"quant_method": "auto-round", "packing_format": "auto_round:llm_compressor"}
+    return {**settings, "data_type": kind, "bits": bits, "group_size": size, "sym": True}
+
+
 #: Format -> how a weight is written, and `quantization_config`.
 FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     "fp8-blocks": (written.block_fp8, FP8),
@@ -113,6 +118,16 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
             "bits": 8,
             "extra_config": {".*proj": {"bits": 4}, "b": {"bits": 16}},
         },
+    ),
+    "auto-round-mxfp4": (written.mxfp4, auto_round("mx_fp", 4)),
+    "auto-round-mxfp8": (written.mxfp8, auto_round("mx_fp", 8)),
+    "auto-round-nvfp4": (
+        partial(written.nvfp4, is_compressed=True),
+        auto_round("nv_fp", 4, 16),
+    ),
+    "auto-round-fp8": (
+        written.block_fp8,
+        {**auto_round("fp", 8), "packing_format": "auto_round:fp8", "weight_block_size": [32, 32]},
     ),
     "packed-4": (written.pack_quantized, packed(4)),
     "packed-4-channels": (partial(written.pack_quantized, size=None), packed(4, None)),

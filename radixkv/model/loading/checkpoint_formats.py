@@ -181,9 +181,12 @@ FORMATS: Mapping[str, CheckpointFormat] = {
         "AutoRound",
         _TILED,
         _PACKED,
-        variants="packed as AWQ or GPTQ, `extra_config`",
-        types=("I32",),
-        tensors=r"qweight|qzeros|scales|g_idx",
+        variants="packed as AWQ or GPTQ, `extra_config`; MXFP4, MXFP8, NVFP4; FP8",
+        types=("I32", "F8_E4M3", "U8"),
+        tensors=(
+            r"qweight|qzeros|scales|g_idx|weight_(packed|global_scale)|input_global_scale"
+            r"|(weight|input)_scale|weight_scale_inv"
+        ),
     ),
     "bitsandbytes": CheckpointFormat("bitsandbytes"),
     "nvfp4": CheckpointFormat("NVFP4"),
@@ -247,6 +250,11 @@ MLX_MODES: Mapping[str, tuple[int, int] | None] = {
     "mxfp8": (8, 32),
 }
 _GPTQ_BITS = (2, 3, 4, 8)
+#: Packings of AutoRound's floats -> beginnings of their data types, with their bits.
+_FLOATS_OF_AUTO_ROUND: Mapping[str, tuple[tuple[str, int], ...]] = {
+    "llm_compressor": (("mx_fp", 4), ("mx_fp", 8), ("nv_fp", 4)),
+    "fp8": (("fp", 8),),
+}
 
 #: Form -> last part of a tensor's name that only this form has, the most telling ones first.
 _TELLING: Mapping[str, str] = {
@@ -440,6 +448,8 @@ def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | Non
     if type(size) is not int or size < -1 or size == 0:
         return f"its group_size is {size!r:.40}, expected a number of inputs, or -1 for all"
     packing = str(settings.get("packing_format", ""))
+    if method == "auto-round" and packing.removeprefix("auto_round:") in _FLOATS_OF_AUTO_ROUND:
+        return _reason_against_floats(packing.removeprefix("auto_round:"), settings)
     is_awq = method == "awq" or "awq" in packing
     if bits not in ((4,) if is_awq else _GPTQ_BITS):
         return f"its codes are of {bits!r:.20} bits"
@@ -448,10 +458,23 @@ def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | Non
     if method == "auto-round" and not re.fullmatch(
         r"(auto_round:)?(auto_)?(gptq|awq)?(auto_round)?", packing
     ):
-        return f"its packing_format is {packing!r:.60}; those of GPTQ and AWQ are read"
+        return f"its packing_format is {packing!r:.60}; those of GPTQ, AWQ, llm_compressor and fp8 are read"
     form = settings.get("checkpoint_format", "gptq")
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
         return f"its checkpoint_format is {form!r:.40}; gptq and gptq_v2 are read"
+    return None
+
+
+def _reason_against_floats(packing: str, settings: Mapping[str, Any]) -> str | None:
+    """`_reason_against` for AutoRound's floats of 4 and 8 bits."""
+    kind, bits = str(settings.get("data_type", "")), settings.get("bits")
+    if not any(kind.startswith(start) and bits == each for start, each in _FLOATS_OF_AUTO_ROUND[packing]):
+        return f"its codes are {kind or 'of no data_type'} of {bits!r:.20} bits in the packing {packing}"
+    size = settings.get("weight_block_size")
+    if size is not None and not (
+        isinstance(size, list) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
+    ):
+        return f"weight_block_size is {size!r:.60}, expected two numbers"
     return None
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from radixkv.model.loading.checkpoint_formats import StoredForm
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_source import ModelSource
-from radixkv.model.loading.stored_forms.found_weights import FoundWeights
+from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damaged
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.readers import READERS
 from radixkv.model.loading.stored_parameter import StoredParameter
@@ -56,6 +56,9 @@ class StoredCheckpoint:
         self._folder, self._keep = source.folder, keep
         self._tensors = MappedTensors(weight_files(source.folder))
         self.found: FoundWeights = READERS[form.method](self._tensors, form.settings)
+        for name in set(self._tensors) - self.found.read:
+            if self._tensors[name].is_floating_point() and self._tensors[name].dtype.itemsize == 1:
+                raise damaged(name, "no weight of its form consists of it")
         self._seen: list[Tensor] = []
         self._lock = threading.Lock()
 

@@ -5,8 +5,9 @@
     GPTQ   qweight [in * bits / 32, out] qzeros [groups, out * bits / 32]   scales [groups, out]  g_idx [in]
 
 GPTQ's first version stores zero points less one (`checkpoint_format` is not `gptq_v2`). With activation order
-(`desc_act`), `g_idx` names each input's group. AutoRound writes one of the two. Layers may have settings of
-their own (`dynamic` of GPTQ, `extra_config` of AutoRound).
+(`desc_act`), `g_idx` names each input's group. AutoRound writes one of the two, and floats in the layouts of
+compressed-tensors and FP8. Layers may have settings of their own (`dynamic` of GPTQ, `extra_config` of
+AutoRound).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from torch import Tensor
 
 from radixkv.errors import ModelLoadError
 from radixkv.model.loading.checkpoint_formats import settings_of_layer
+from radixkv.model.loading.stored_forms.compressed_tensors import read_compressed_tensors
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named
+from radixkv.model.loading.stored_forms.fp8 import read_block_fp8, read_scaled_fp8
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.stored_weights.group_weight import GroupWeight
 from radixkv.model.stored_weights.packed_codes import PackedCodes
@@ -50,12 +53,19 @@ def read_gptq(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeigh
 
 
 def read_auto_round(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeights:
-    """Weights of AutoRound, which packs them as AWQ or GPTQ do.
+    """Weights of AutoRound, which packs them as AWQ, GPTQ, compressed-tensors or FP8 checkpoints do.
 
     Raises:
         ModelLoadError: another packing; or see `read_gptq`.
     """
     packing = str(settings.get("packing_format", "auto_round:auto_gptq"))
+    if packing.endswith("llm_compressor"):
+        weights = {"type": "float", "num_bits": settings["bits"], "strategy": "group"}
+        form = "mxfp8-quantized" if settings["bits"] == 8 else None
+        group = {"weights": {**weights, "group_size": settings.get("group_size", 32)}, "format": form}
+        return read_compressed_tensors(tensors, {"config_groups": {"": group}})
+    if packing.endswith("fp8"):
+        return (read_block_fp8 if settings.get("weight_block_size") else read_scaled_fp8)(tensors, settings)
     return read_awq(tensors, settings) if "awq" in packing else read_gptq(tensors, settings)
 
 
