@@ -333,6 +333,38 @@ def test_experts_under_names_that_transformers_does_not_know(tmp_path: Path, nam
     )
 
 
+def experts_of_one_scale(tensors: dict[str, torch.Tensor]) -> None:
+    """Experts' scales as transformers saves them: those of a layer in one tensor."""
+    scales = {name: tensors.pop(name) for name in sorted(tensors) if ".experts." in name and "scale" in name}
+    for layer in {name.partition(".experts.")[0] for name in scales}:
+        for product, own in (("gate_up_proj", ("w1", "w3")), ("down_proj", ("w2",))):
+            tensors[f"{layer}.experts.{product}_scale_inv"] = torch.stack(
+                [
+                    torch.cat([scales[f"{layer}.experts.{number}.{each}.weight_scale_inv"] for each in own])
+                    for number in range(4)
+                ]
+            )
+
+
+@pytest.mark.parametrize("expected", ["", "expert 3, and its layer has [3, ", "gate and up share blocks"])
+def test_experts_whose_scales_are_one_tensor(tmp_path: Path, expected: str) -> None:
+    folder = save_tiny_model(tmp_path / "quantised", "mixtral")
+    plain = Path(shutil.copytree(folder, tmp_path / "plain"))
+    written.quantise(folder, partial(written.block_fp8, block=16), SMALL, plain=plain, bare="")
+    damage(folder, experts_of_one_scale)
+    if not expected:
+        logits = [logits_of(load(each, dtype="float32"), TOKENS) for each in (folder, plain)]
+        assert torch.equal(*logits)
+        return
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [each for each in tensors if "gate_up_proj_scale_inv" in each]:
+            tensors[name] = (tensors[name][:3] if "expert" in expected else tensors[name][:, 1:]).contiguous()
+
+    damage(folder, change)
+    assert expected in refusal(folder)
+
+
 SMALL = {"quant_method": "fp8", "weight_block_size": [16, 16]}
 FAMILIES = (
     "qwen2",

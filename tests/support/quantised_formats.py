@@ -127,7 +127,12 @@ FORMATS: dict[str, tuple[written.Writer, dict[str, Any]]] = {
     ),
     "auto-round-fp8": (
         written.block_fp8,
-        {**auto_round("fp", 8), "packing_format": "auto_round:fp8", "weight_block_size": [32, 32]},
+        {
+            **auto_round("fp", 8),
+            "group_size": [32, 32],
+            "packing_format": "auto_round:fp8",
+            "weight_block_size": [32, 32],
+        },
     ),
     "packed-4": (written.pack_quantized, packed(4)),
     "packed-4-channels": (partial(written.pack_quantized, size=None), packed(4, None)),

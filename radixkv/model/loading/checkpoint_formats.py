@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,6 +274,10 @@ _TELLING: Mapping[str, str] = {
         r"_(scales?|zero_points?|zeros|scale_ub)|smoother|zero_points?|qscales?|wscales?|zeros"
     ),
 }
+#: Names of the weights of one expert.
+EXPERT = re.compile(
+    r"(?P<experts>.+\.experts)\.(?P<number>\d+)\.(?P<product>w[123]|(gate|up|down)_proj)\.weight"
+)
 _PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "C64", "BOOL"})
 _WEIGHT = re.compile(r"\w*(weight|_proj|w[123])")
 
@@ -316,6 +320,18 @@ def check_format(name: str, folder: Path, tensors: Mapping[str, StoredTensor]) -
         expected = "no quantization_config" if form is None else f"{form.title} alone"
         raise _refusal(name, title, shown, f"its config.json names {expected}")
     return StoredForm(_method(found[0][1]), found[0][1]) if found else None
+
+
+def scale_of(name: str, suffix: str, tensors: Container[str]) -> str:
+    """Name of a weight's scale: its own with a suffix, or that of all experts of its layer.
+
+    transformers saves experts one by one and their scales as one tensor, under its own names of products.
+    """
+    expert = None if f"{name}{suffix}" in tensors else EXPERT.fullmatch(name)
+    if expert is None:
+        return f"{name}{suffix}"
+    product = "down_proj" if expert["product"] in ("w2", "down_proj") else "gate_up_proj"
+    return f"{expert['experts']}.{product}{suffix}"
 
 
 def is_left_out_scale(name: str) -> bool:
@@ -443,13 +459,13 @@ def _reason_against_words(method: str, settings: Mapping[str, Any]) -> str | Non
         reason = _reason_against_words(method, {**settings, "dynamic": None, "extra_config": None, **own})
         if reason is not None:
             return f"of some layers, {reason}"
+    packing = str(settings.get("packing_format", ""))
+    if method == "auto-round" and packing.removeprefix("auto_round:") in _FLOATS_OF_AUTO_ROUND:
+        return _reason_against_floats(packing.removeprefix("auto_round:"), settings)
     bits = settings.get("bits", settings.get("w_bit", 4))
     size = settings.get("group_size", settings.get("q_group_size", 128))
     if type(size) is not int or size < -1 or size == 0:
         return f"its group_size is {size!r:.40}, expected a number of inputs, or -1 for all"
-    packing = str(settings.get("packing_format", ""))
-    if method == "auto-round" and packing.removeprefix("auto_round:") in _FLOATS_OF_AUTO_ROUND:
-        return _reason_against_floats(packing.removeprefix("auto_round:"), settings)
     is_awq = method == "awq" or "awq" in packing
     if bits not in ((4,) if is_awq else _GPTQ_BITS):
         return f"its codes are of {bits!r:.20} bits"
@@ -583,7 +599,11 @@ def _stray(
         name
         for name in others
         if tensors[name].dtype.startswith(("F8", "F6", "F4"))
-        and not (tensors[name].dtype in types and form is not None and f"{name}{form.scale}" in tensors)
+        and not (
+            form is not None
+            and tensors[name].dtype in types
+            and scale_of(name, form.scale, tensors) in tensors
+        )
     ]
     if narrow:
         return "floats of 8 bits or less without a scale", narrow

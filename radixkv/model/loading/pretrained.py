@@ -312,10 +312,18 @@ class Pretrained:
         mismatched = sorted(_mismatch(key) for key in report.get("mismatched_keys") or ())
         if missing or mismatched:
             absent = [*missing, *mismatched]
+            unknown = sorted(map(str, report.get("unexpected_keys") or ()))
+            others = (
+                f" {len(unknown)} of its tensors have names that the model does not know (first: "
+                f"{unknown[0]}): if a tool wrote them so, give a folder with its authors' names."
+                if missing and unknown
+                else ""
+            )
             raise ModelLoadError(
                 f"The weights of {self.source.name} in {self.source.folder} do not fit its configuration: "
                 f"{len(missing)} tensors are missing and {len(mismatched)} have another shape (first: "
                 f"{absent[0]}). The folder may be incomplete, or its config.json belong to another model."
+                f"{others}"
             )
         modules = dict(model.named_modules())
         scales = sorted(

@@ -11,7 +11,6 @@ dequantised when transformers asks for its numbers: tensor by tensor, each strai
 from __future__ import annotations
 
 import copy
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from radixkv.model.loading.checkpoint_formats import StoredForm
+from radixkv.model.loading.checkpoint_formats import EXPERT, StoredForm
 from radixkv.model.loading.file_pages import address_ranges, release_file_pages
 from radixkv.model.loading.model_source import ModelSource
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damaged
@@ -35,8 +34,7 @@ from radixkv.model.stored_weights.stored_weight import StackedWeights, StoredWei
 #: Bytes of stored weights whose pages are given back together: each time, all mapped pages are looked at.
 _RELEASED_AT_ONCE = 256 << 20
 #: Names that tools write where transformers expects those of the model's authors (Mixtral, MiniMax).
-_EXPERT = re.compile(r"(.+\.block_sparse_moe\.experts\.\d+)\.(gate|down|up)_proj\.weight")
-_NUMBERED = {"gate": "w1", "down": "w2", "up": "w3"}
+_NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 _DESCRIPTIONS = ("quantization_config", "compression_config", "quantization")
 
 
@@ -123,8 +121,10 @@ class StoredCheckpoint:
 
 
 def _authors_name(name: str) -> str:
-    found = _EXPERT.fullmatch(name)
-    return f"{found[1]}.{_NUMBERED[found[2]]}.weight" if found else name
+    found = EXPERT.fullmatch(name)
+    if found is None or not found["experts"].endswith(".block_sparse_moe.experts"):
+        return name
+    return f"{found['experts']}.{found['number']}.{_NUMBERED.get(found['product'], found['product'])}.weight"
 
 
 class _Expanded:

@@ -5,6 +5,10 @@
     FBGEMM                                 weight  weight_scale     [out, 1]
     Quark                                  weight  weight_scale     a number
 
+Experts that transformers saved stand one by one, each with its part of their layer's scales:
+
+    experts.7.w1.weight   experts.gate_up_proj_scale_inv [experts, grid of gate above that of up]
+
 A layer without scales has a plain weight, whatever lists of exceptions say: the tensors decide.
 """
 
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 from radixkv.errors import ModelLoadError
+from radixkv.model.loading.checkpoint_formats import EXPERT, scale_of
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
 from radixkv.model.loading.stored_forms.scale_grids import grid_of
@@ -59,7 +64,7 @@ def _read(
             continue
         with damage_named(name):
             found.weights[name] = fp8_weight(tensors, name, suffix, block, only=only)
-        found.read |= {name, f"{name}{suffix}"}
+        found.read |= {name, scale_of(name, suffix, tensors)}
     if not found.weights:
         raise ModelLoadError(
             "The folder is said to hold FP8 weights, and has none: its config.json is another's."
@@ -85,12 +90,35 @@ def fp8_weight(
         ValueError: scales that do not fit.
         KeyError: there are none.
     """
-    codes, scales = tensors[name], tensors[f"{name}{suffix}"]
+    codes, scales = tensors[name], _scales(tensors, name, suffix)
     if codes.ndim != 3:
         return _weight(codes, scales, block, only, _input_scale(tensors, name))
     if len(scales) != len(codes):
         raise ValueError(f"{len(codes)} experts have scales for {len(scales)}")
     return StackedWeights([_weight(*each, block, only, None) for each in zip(codes, scales, strict=True)])
+
+
+def _scales(tensors: MappedTensors, name: str, suffix: str) -> Tensor:
+    """A weight's scales, or an expert's among those of its layer.
+
+    Raises:
+        KeyError: there are none.
+        ValueError: blocks that gate and up would share.
+    """
+    found = scale_of(name, suffix, tensors)
+    scales = tensors[f"{name}{suffix}" if found not in tensors else found]
+    expert = EXPERT.fullmatch(name)
+    if expert is None or found == f"{name}{suffix}":
+        return scales
+    number = int(expert["number"])
+    if scales.ndim != 3 or number >= len(scales):
+        raise ValueError(f"it is expert {number}, and its layer has {list(scales.shape)} scales")
+    own = scales[number]
+    if "gate_up" not in found:
+        return own
+    if len(own) % 2:
+        raise ValueError(f"gate and up share blocks of their {list(own.shape)} scales")
+    return own.chunk(2)[expert["product"] in ("w3", "up_proj")]
 
 
 def _weight(
