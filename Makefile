@@ -176,6 +176,7 @@ fuzz: install-test
 	$(BIN)/python tests/server/fuzz_adapters.py --requests 10000
 	$(BIN)/python tests/model/fuzz_adapter_folders.py --cases 20000
 	$(BIN)/python tests/model/fuzz_gguf.py --cases 10000
+	$(BIN)/python tests/model/fuzz_stored_forms.py --seconds 600
 	RADIXKV_FUZZ=20 $(BIN)/python -m pytest tests/engine/test_samples_and_beams.py tests/kernels/test_attention_contract.py \
 		tests/kernels/test_float_product.py
 	RADIXKV_FUZZ=20 TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/interpreted -k random

@@ -15,6 +15,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
-@pytest.mark.parametrize("seed", by_day(range(60), 0, 1, 2))
+@pytest.mark.parametrize("seed", by_day(range(60), 2, 5, 6))
 def test_answers_are_those_of_the_numbers(base: Path, tmp_path: Path, seed: int) -> None:
     cross(seed, base, tmp_path)
