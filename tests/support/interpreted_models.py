@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -61,8 +61,8 @@ class InterpretedRunner(ModelRunner):
         copies, violations: of scripted models; here there are none.
     """
 
-    copies: tuple[()] = ()
-    violations: tuple[()] = ()
+    copies: ClassVar[list[BlockCopy]] = []
+    violations: ClassVar[list[str]] = []
     copies_at_once = True
     fail_if: Callable[[Batch], bool] | None = None
 

@@ -20,6 +20,7 @@ SEED = int(os.environ.get("RADIXKV_SEED", int(time.time()) // 86_400))
 
 
 @pytest.mark.nightly
+@pytest.mark.injects_faults
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
