@@ -63,6 +63,8 @@ class Crossing:
             "speculation": str(random.choice(["auto", "off"])),
             "kv_tier": (f"disk:{folder / 'tier'},8m",) if random.random() < 0.7 else (),
         }
+        if kind in ("gemma3", "gemma4", "lfm3_vl") and seed % 2:
+            self.small["window_memory"] = 1 << 19
         self.in_pieces = random.random() < 0.5
         self._told: list[list[Any]] = []
 
