@@ -499,7 +499,7 @@ def compile_latent_write(
     aligned = [*types, "query_stride", "latents_stride", "rotation_stride"]
     strides = ("query_stride", "latents_stride", "rotation_stride")
     types |= dict.fromkeys(("num_tokens", "num_entries", *strides), "i32")
-    types |= dict.fromkeys(("eps", "limit", *_GROWTH, "latent_multiplier"), "fp32")
+    types |= dict.fromkeys(("eps", "limit", *_GROWTH), "fp32")
     constants = {
         "H": heads,
         "BQ": min(LATENT_QUERY_HEADS, triton.next_power_of_2(heads)),
@@ -516,7 +516,6 @@ def compile_latent_write(
         "NORM": PLAIN_NORM,
         "KIND": {dtype: 0, "i8": 1}.get(stored, 2),
         "HAS_ROWS": False,
-        "SCALED": False,
         "GROWTH": 0,
     } | flags
     return compile_kernel(latent_write_kernel, types, constants, aligned, target, 4, fp_fusion=False)

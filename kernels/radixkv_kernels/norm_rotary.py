@@ -200,7 +200,6 @@ class LatentRotation:
         norm: of the latent.
         latent, rest: elements of the latent and of a part that turns.
         growth: of queries, folded ones, too; None: they don't grow.
-        factor: of the latent behind its norm.
     """
 
     turn: RotaryTurn
@@ -208,13 +207,10 @@ class LatentRotation:
     latent: int
     rest: int
     growth: QueryGrowth | None = None
-    factor: float = 1.0
 
     def key(self, latents: Tensor, size: int) -> Tensor:
         """[T, latent + rest] -> keys as they are stored, [T, 1, size], zeros at their ends."""
         latent = self.norm.apply(latents[:, : self.latent])[:, None]
-        if self.factor != 1.0:
-            latent = latent * self.factor
         parts = [latent, self.turn.apply(latents[:, None, self.latent :])]
         return torch.nn.functional.pad(torch.cat(parts, -1), (0, size - self.latent - self.rest))
 

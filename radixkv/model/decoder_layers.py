@@ -285,7 +285,8 @@ class LatentParts:
         down: the product of latents and what turns of keys; `latent_norm`: of the latents.
         latents: its weights fold queries and outputs.
         turning, output, scale, query_scale: as in `AttentionParts`.
-        names: of `query` and `down`, of `query_up`, and of `output`.
+        names: of `query`, `down` and `gate`, of `query_up`, and of `output`.
+        gate: the product of a gate for each head of the output (Bailing); None: there is none.
         indexer: of a sparse attention, whose choice is not used; None: there is none.
     """
 
@@ -299,14 +300,15 @@ class LatentParts:
     output: nn.Linear
     turning: Turning
     scale: float
-    names: tuple[tuple[str, str], str, str]
+    names: tuple[tuple[str, ...], str, str]
+    gate: nn.Linear | None = None
     query_scale: QueryScale | None = None
     indexer: nn.Module | None = None
 
     @property
     def inputs(self) -> tuple[nn.Linear, ...]:
         """Products that become one."""
-        return (self.query, self.down)
+        return (self.query, self.down) if self.gate is None else (self.query, self.down, self.gate)
 
     @property
     def others(self) -> tuple[nn.Linear, ...]:
@@ -316,7 +318,7 @@ class LatentParts:
     def without_products(self) -> LatentParts:
         """See `AttentionParts.without_products`."""
         no: Any = None
-        return replace(self, query=no, query_up=no, down=no, output=no, indexer=None)
+        return replace(self, query=no, query_up=no, down=no, output=no, gate=None, indexer=None)
 
 
 @dataclass(frozen=True)

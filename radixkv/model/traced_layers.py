@@ -421,7 +421,9 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
     output, dtype = own_term(last), calls[up].result.dtype
     query_norm = find_norm(getattr(attention, norms[0]), dtype) if norms else None
     norm = find_norm(latent_norm, dtype)
+    gate = attention.g_proj if "g_proj" in calls else None
     products = [query, down, output, *([getattr(attention, up)] if norms else [])]
+    products += [] if gate is None else [gate]
     if not all(is_product(each) for each in products) or norm is None or (norms and query_norm is None):
         return None
     if not _same(calls["o_proj"].result, call.result) or joined(last) is not None:
@@ -430,6 +432,8 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
     queries = queries.unflatten(1, (-1, latents.nope + latents.rope))
     wanted = asked["query"][..., latents.latent : latents.latent + latents.rope]
     folded = latents.fold_query(queries)[..., : latents.latent]
+    least: float = math.inf
+    best: tuple[Turning, QueryScale | None] | None = None
     for turning, scale in itertools.product(
         _turnings(trace, is_gathered=True), [None, *query_scales(attention)]
     ):
@@ -439,15 +443,23 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
             continue
         grown = folded if growth is None else growth.apply(folded)
         turned, key = rotation.turned(queries), rotation.key(rows, latents.key_size)
-        if (
-            _near(grown, asked["query"][..., : latents.latent], grown)
-            and _near(turned, wanted, wanted)
-            and _near(key, asked["key"], key)
-        ):
+        distance = max(
+            _distance(grown, asked["query"][..., : latents.latent], grown),
+            _distance(turned, wanted, wanted),
+            _distance(key, asked["key"], key),
+        )
+        if distance < least:
+            least, best = distance, (turning, scale)
+        if distance < _EQUAL:
             break
-    else:
+    if best is None or least > _tolerance(dtype):
         return None
+    turning, scale = best
     inputs, attended = calls["o_proj"].given.reshape(len(rows), -1), latents.fold_output(asked["out"])
+    if gate is not None:
+        if gate.out_features != attended.shape[1]:
+            return None
+        attended = attended * torch.sigmoid(calls["g_proj"].result[0].float()).to(dtype).unsqueeze(-1)
     if inputs.shape != attended.flatten(1).shape or not _near(inputs, attended.flatten(1), inputs):
         return None
     if any(asked.get(name) is not None for name in ("sinks", "window", "softcap")):
@@ -463,7 +475,8 @@ def _describe_latents(trace: LayerTrace, call: _ModuleCall) -> LatentParts | Non
         output=output,
         turning=turning,
         scale=float(asked["scale"]),
-        names=((first, "kv_a_proj_with_mqa"), up, "o_proj"),
+        names=((first, "kv_a_proj_with_mqa", *(["g_proj"] if gate is not None else [])), up, "o_proj"),
+        gate=gate,
         query_scale=scale,
         indexer=getattr(attention, "indexer", None),
     )

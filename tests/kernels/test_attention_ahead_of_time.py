@@ -229,7 +229,7 @@ def test_kernels_between_products(target: str) -> None:
             )
             assert (latents.spill_bytes, latents.registers <= 64) == (0, True)
             assert "fma.rn.f32" not in compiled.asm["ptx"]
-        grown = aot.compile_latent_write(128, (128, 64, 512), "bf16", target, GROWTH=2, SCALED=1)
+        grown = aot.compile_latent_write(128, (128, 64, 512), "bf16", target, GROWTH=2)
         assert aot.inspect_kernel(grown, target).spill_bytes == 0
         kernels["rotate a part"] = aot.compile_rotate_write((32, 32), 96, 48, "bf16", target)
     if target == "sm_90" and "RADIXKV_NIGHTLY" in os.environ:

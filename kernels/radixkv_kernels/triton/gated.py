@@ -108,7 +108,8 @@ def gate_rows(
 
 @triton.jit
 def gate_heads_kernel(
-    rows_ptr, gates_ptr, token_stride, head_stride, H: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr
+    rows_ptr, gates_ptr, token_stride, head_stride, element_stride, H: tl.constexpr, D: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, ceil(H D / BLOCK)): rows times the sigmoid of their gates."""
     dtype: tl.constexpr = rows_ptr.dtype.element_ty
@@ -116,7 +117,7 @@ def gate_heads_kernel(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < H * D
     at = rows_ptr + row * H * D + column
-    gate_at = gates_ptr + row * token_stride + column // D * head_stride + column % D
+    gate_at = gates_ptr + row * token_stride + column // D * head_stride + column % D * element_stride
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     gate = (1.0 / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
@@ -124,11 +125,11 @@ def gate_heads_kernel(
 
 
 def gate_heads(rows: torch.Tensor, gates: torch.Tensor) -> None:
-    """`rows *= sigmoid(gates)` in place; [T, H, D], rows contiguous, gates with contiguous elements."""
+    """`rows *= sigmoid(gates)` in place; [T, H, D], rows contiguous, gates in any layout."""
     tokens, heads, size = rows.shape
     if tokens:
         block = min(1024, triton.next_power_of_2(heads * size))
         gate_heads_kernel[(tokens, -(-heads * size // block))](
-            *(rows, gates, gates.stride(0), gates.stride(1)),
+            *(rows, gates, *gates.stride()),
             H=heads, D=size, BLOCK=block, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip

@@ -42,18 +42,17 @@ def _stored(wide, scale, limit, KIND: tl.constexpr, DTYPE: tl.constexpr):
 def latent_write_kernel(
     query_ptr, folded_ptr, latents_ptr, cosines_ptr, sines_ptr, weight_ptr, key_data_ptr, key_scale_ptr,
     slots_ptr, rows_ptr, num_tokens, num_entries, query_stride, latents_stride, rotation_stride, eps, limit,
-    latent_multiplier, positions_ptr, growth_scale, growth_length, growth_first,
+    positions_ptr, growth_scale, growth_length, growth_first,
     H: tl.constexpr, BQ: tl.constexpr, QD: tl.constexpr, L: tl.constexpr, LP: tl.constexpr, R: tl.constexpr,
     RP: tl.constexpr, D: tl.constexpr, TURNS: tl.constexpr, STEP: tl.constexpr, PAIRS: tl.constexpr,
     ROUNDED: tl.constexpr, NORM: tl.constexpr, KIND: tl.constexpr, HAS_ROWS: tl.constexpr,
-    SCALED: tl.constexpr, GROWTH: tl.constexpr,
+    GROWTH: tl.constexpr,
 ):  # fmt: skip
     """Grid (max(tokens, entries), ceil(H / BQ) + 1): BQ query heads of a token each; last, an entry's key.
     QD: elements of a query head, R of them turn, the last ones. L: of a latent, D: of a stored key and a
     folded query. LP and RP: L and R / 2, padded. TURNS: there is a rotary embedding. STEP: elements from an
-    angle to the next. PAIRS: a `Pairs`. NORM: the kind of the latent's norm. SCALED: the latent is
-    multiplied behind it. GROWTH: as in `rotate_write_kernel`, of folded queries, too. KIND and HAS_ROWS: as
-    in `write_kernel`."""
+    angle to the next. PAIRS: a `Pairs`. NORM: the kind of the latent's norm. GROWTH: as in
+    `rotate_write_kernel`, of folded queries, too. KIND and HAS_ROWS: as in `write_kernel`."""
     dtype: tl.constexpr = latents_ptr.dtype.element_ty
     HALF: tl.constexpr = R // 2
     index = tl.program_id(0)
@@ -110,8 +109,6 @@ def latent_write_kernel(
             latent = normed_row(latent, within, column, weight_ptr, weight_ptr, eps, L, NORM, dtype).to(
                 tl.float32
             )
-            if SCALED:
-                latent = (latent * latent_multiplier).to(dtype).to(tl.float32)
             first = tl.load(row_ptr + L + source, mask=turns, other=0.0).to(tl.float32)
             second = tl.load(row_ptr + L + second_source, mask=turns, other=0.0).to(tl.float32)
             if TURNS:
@@ -188,7 +185,6 @@ def write_latent_rows(
         turn.cosines.stride(0),
         norm.eps,
         shape["limit"],
-        rotation.factor,
         **growth_arguments(rotation.growth, slots),
         H=heads,
         BQ=at_once,
@@ -205,7 +201,6 @@ def write_latent_rows(
         NORM=norm_kind(norm),
         KIND=shape["KIND"],
         HAS_ROWS=rows is not None,
-        SCALED=rotation.factor != 1.0,
         num_warps=4,
         enable_fp_fusion=False,
     )

@@ -81,11 +81,11 @@ class FusedLatentAttention(nn.Module):
     def __init__(self, parts: LatentParts) -> None:
         super().__init__()
         self.parts = parts.without_products()
-        self.merged: nn.Module = merged_linear((parts.query, parts.down))
+        self.merged: nn.Module = merged_linear(parts.inputs)
         self.query_up: nn.Module | None = parts.query_up
         self.latents = parts.latents
         self.output: nn.Module = parts.output
-        self._widths = (parts.query.out_features, parts.down.out_features)
+        self._widths = [each.out_features for each in parts.inputs]
 
     @property
     def group(self) -> int:
@@ -103,7 +103,7 @@ class FusedLatentAttention(nn.Module):
     def forward(self, rows: Any, angles: Any) -> torch.Tensor:
         """`angles` are what transformers hands to a layer for its rotary embedding."""
         parts, latents, step = self.parts, self.latents, current_step()
-        query, down = self.merged(rows).split(self._widths, dim=-1)
+        query, down, *gates = self.merged(rows).split(self._widths, dim=-1)
         if self.query_up is not None:
             assert parts.query_norm is not None
             query = self.query_up(norm_rows(query, parts.query_norm, group=group_of(self.query_up)))
@@ -118,6 +118,9 @@ class FusedLatentAttention(nn.Module):
             latents.fold_into(query, folded)
             out = step.attend_latents(parts.layer_index, query, folded, down, rotation, scale=parts.scale)
             attended = latents.fold_output(out)
+        if gates:
+            attended = attended.contiguous()
+            gate_heads(attended, gates[0].unsqueeze(-1).expand_as(attended))
         result: torch.Tensor = self.output(attended.reshape(len(query), -1))
         return result
 

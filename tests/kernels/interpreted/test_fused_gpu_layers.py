@@ -529,7 +529,7 @@ def test_other_families_keep_their_layers_and_attention(family: str, tmp_path: P
 
 #: Family with states or another attention -> how many of its layers are fused.
 ATTENDING = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba"), 1),
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "olmo_hybrid", "lfm2", "bamba", "bailing_hybrid"), 1),
     "gemma4-shared": 0,
 }
 

@@ -322,7 +322,7 @@ def test_latents_are_written_and_their_queries_turn(
 
 @pytest.mark.parametrize("rounded", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_latents_are_scaled_and_their_queries_grow(dtype: torch.dtype, rounded: bool) -> None:
+def test_queries_of_latents_grow(dtype: torch.dtype, rounded: bool) -> None:
     """Folded queries, too, to their last columns."""
     torch.manual_seed(9)
     heads, plain, rest, latent = 3, 8, 8, 72
@@ -335,7 +335,7 @@ def test_latents_are_scaled_and_their_queries_grow(dtype: torch.dtype, rounded: 
     turn = RotaryTurn(angles.cos().to(dtype), angles.sin().to(dtype), rest, Pairs.GATHERED)
     growth = QueryGrowth(torch.tensor([0, 7, 8, 9000]), 0.5, 8.0, 0.0, rounded)
     norm = Norm(torch.randn(latent).to(dtype), 1e-6)
-    rotation = LatentRotation(turn, norm, latent, rest, growth, factor=1.7)
+    rotation = LatentRotation(turn, norm, latent, rest, growth)
     found = []
     for method in (backend.write_latents, partial(AttentionBackend.write_latents, backend)):
         kv, own = PagedKV(spec), folded.clone()
