@@ -23,8 +23,7 @@ from tiny_vision_models import save_tiny_vision_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from radixkv.engine.config import EngineConfig
-from radixkv.model import runner as model_runner
-from radixkv.model import traced_layers
+from radixkv.model import rewritten_model, traced_layers
 from radixkv.model.attention.expanded_latents import make_expansion
 from radixkv.model.attention.query_scale import QueryScale
 from radixkv.model.cuda_graphs import StepGraphs
@@ -290,7 +289,7 @@ def test_narrow_types_round_as_transformers_does(
     """The logits of layers that are not fused, and their cache: but for the order of sums in products."""
     folder = save_tiny_model(tmp_path, "qwen3", num_hidden_layers=2)
     fused = make_runner(load(folder, dtype), quantization)
-    monkeypatch.setattr(model_runner, "rewrite_layers", lambda *_: None)
+    monkeypatch.setattr(rewritten_model, "rewrite_layers", lambda *_: None)
     plain = make_runner(load(folder, dtype), quantization)
     assert not any(isinstance(module, FusedGpuLayer) for module in plain.model.modules())
     with kernels_by_module(plain.model.model.layers) as launched:
