@@ -176,6 +176,18 @@ def test_mlx_stores_experts_as_one_tensor(tmp_path: Path, family: str, names: st
     assert torch.equal(found, expected)
 
 
+def test_matrices_that_mlx_puts_together_in_its_own_way(folder: Path, plain: Path) -> None:
+    written.quantise(folder, *FORMATS["mlx-4"], plain=plain)
+    stacked = {"embed_q.weight": "weight", "embed_q.scales": "scales", "embed_q.biases": "biases"}
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        for new, leaf in stacked.items():
+            tensors[f"model.layers.0.self_attn.{new}"] = torch.stack([tensors[FIRST + leaf]] * 2)
+
+    damage(folder, change)
+    assert "MLX has model.layers.0.self_attn.embed_q.weight in a form of its own" in refusal(folder)
+
+
 def test_with_a_dtype_they_are_expanded_to_it(folder: Path, plain: Path) -> None:
     written.quantise(folder, *FORMATS["nf4"], plain=plain)
     loaded = load(folder, dtype="bfloat16")

@@ -7,17 +7,26 @@ own: `pip install --no-deps compressed-tensors torchao bitsandbytes loguru`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from live_server import live_server
 from safetensors.torch import save_file
 from test_model_loader import load
+from test_stored_checkpoints import complete
+from tiny_adapters import greedy
 from tiny_models import save_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, CompressedTensorsConfig, FineGrainedFP8Config
+
+from radixkv.engine.config import EngineConfig
+from radixkv.entrypoints.async_engine import AsyncEngine
 
 pytestmark = [
     pytest.mark.nightly,
@@ -165,10 +174,32 @@ WRITERS: dict[str, Callable[[Path, Path], Numbers]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_numbers_are_the_package_s(original: Path, tmp_path: Path, name: str) -> None:
+def test_numbers_and_answers_are_the_package_s(original: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "quantised"
     expected = WRITERS[name](original, folder)
     for each in original.glob("*"):
         if not (folder / each.name).exists():
             (folder / each.name).write_bytes(each.read_bytes())
     check(folder, expected, exact=name != "bitsandbytes-8")
+    plain = AutoModelForCausalLM.from_pretrained(original, dtype=torch.float32)
+    numbers = {key: each.float() for key, each in load(folder, dtype="float32").model.state_dict().items()}
+    for key, each in expected.items():
+        assert torch.allclose(numbers[key], each.float(), rtol=1e-2, atol=1e-6), key
+    plain.load_state_dict(numbers, strict=False)
+    check_answers(folder, plain)
+
+
+def check_answers(folder: Path, plain: Any) -> None:
+    """Serve a folder over HTTP, cold, from the cache and several at once; tokens are the plain model's."""
+    prompts = [[(7 * i + 3 * start) % 290 + 3 for i in range(40 + start)] for start in range(3)]
+    expected = [greedy(plain, prompt, 6) for prompt in prompts]
+    config = EngineConfig(model=str(folder), dtype="float32", num_blocks=64, block_size=8, threads=1)
+    engine = AsyncEngine.from_config(config)
+    try:
+        with live_server(engine) as server, ThreadPoolExecutor() as pool:
+            cold = [complete(server, prompt) for prompt in prompts]
+            together = list(pool.map(partial(complete, server), prompts))
+    finally:
+        asyncio.run(engine.close())
+    assert [tokens for tokens, _ in cold] == [tokens for tokens, _ in together] == expected
+    assert all(cached >= 32 for _, cached in together)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from radixkv.errors import ModelLoadError
 from radixkv.model.loading.checkpoint_formats import MLX_MODES
 from radixkv.model.loading.stored_forms.found_weights import FoundWeights, damage_named
 from radixkv.model.loading.stored_forms.mapped_tensors import MappedTensors
@@ -65,7 +66,10 @@ def read_mlx(tensors: MappedTensors, settings: Mapping[str, Any]) -> FoundWeight
 def _names_of_experts(name: str, count: int) -> Iterator[str]:
     layer, dot, product = name.removesuffix(".weight").rpartition(f".{_EXPERTS}.")
     if not dot or product not in _PRODUCTS:
-        raise ValueError("it is of several experts, under a name that is not known")
+        raise ModelLoadError(
+            f"MLX has {name} in a form of its own, several matrices in one tensor, which is not read: give "
+            "the model's folder as its authors wrote it, or a GGUF file of it."
+        )
     return (f"{layer}.experts.{number}.{product}.weight" for number in range(count))
 
 
