@@ -296,4 +296,4 @@ def grouped(
     outer = F.grouped_mm(gate_rows(inner, "silu"), down.transpose(1, 2), offs=ends)
     results = torch.empty(outer.shape, dtype=torch.float32, device=x.device)
     results[order] = outer * weights.flatten()[order, None]
-    return combine(results, ids, len(gate_up), x.dtype)
+    return combine(results, ids, len(gate_up), x)
