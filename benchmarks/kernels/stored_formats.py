@@ -6,8 +6,8 @@ and the output product in bfloat16, in the GGUF files as well. Layers have the s
 
 Steps of a format and of its GGUF file run in one process, in turns: decodes of 1 and 8 sequences and a prompt
 of 512 tokens, medians of the turns. One thread, and the clock is CPU time, so that other programs disturb
-less. Peak memory (`VmHWM`) is of a process of its own, with 576 tokens of K/V, that loads the model and
-computes the prompt, with kernels compiled before; with `--first-start`, it compiles them.
+less. Peak memory (`VmHWM`) is of a process of its own, with 576 tokens of K/V, that answers a prompt by the
+`LLM` class, with kernels compiled before; with `--first-start`, it compiles them.
 
 A line is printed, and FILE written, as soon as a format is measured. All take 10 minutes on two free cores.
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import statistics
 import subprocess
@@ -196,24 +195,29 @@ def open_runner(path: Path | str) -> Any:
     ).engine.runner  # fmt: skip
 
 
-def peak_here(path: str) -> float:
-    """Peak gigabytes of this process, which must be a fresh one, after a prompt."""
-    open_runner(path).execute(make_batch(*STEPS["prompt of 512"]))
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return int(found[1]) * 1024 / 1e9
+#: Prints the most bytes of a process that loads a model and answers a prompt, as a user's program does.
+_PEAK = """
+import re, sys
+from pathlib import Path
+from radixkv import LLM, SamplingParams
+llm = LLM(
+    sys.argv[1], device="cpu", num_blocks=40, block_size=16, max_model_len=576, max_num_batched_tokens=1024,
+    speculation="off", threads=1,
+)
+llm.generate([[3 + i % 250 for i in range(512)]], SamplingParams(max_tokens=4, ignore_eos=True))
+print(1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]))
+"""
 
 
 def peak(path: Path, *, first_start: bool) -> float:
-    """`peak_here` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.stored_formats", "--here", str(path)]
+    """Peak gigabytes of a process of its own, see `_PEAK`."""
     with tempfile.TemporaryDirectory() as empty:
         more = {"NUMBA_CACHE_DIR": empty} if first_start else {}
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True,
-            env=os.environ | more,
+            [sys.executable, "-c", _PEAK, str(path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            text=True, check=True, env=os.environ | more,
         )  # fmt: skip
-    return float(done.stdout.splitlines()[-1])
+    return int(done.stdout.splitlines()[-1]) / 1e9
 
 
 def steps(runners: Mapping[str, Any], rounds: int) -> dict[str, dict[str, float]]:
@@ -252,11 +256,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=25, help="turns of a decode (default 25)")
     parser.add_argument("--first-start", action="store_true", help="peaks of processes that compile")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures here")
-    parser.add_argument("--here", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.here:
-        print(peak_here(args.here))
-        return
     unknown = set(args.formats) - set(FORMATS)
     if unknown:
         parser.error(f"unknown formats: {', '.join(sorted(unknown))}")
