@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from radixkv.model.gpu_layers.block_tiles import pairs, plane, tiled_blocks
-from radixkv.model.stored_weights.affine_weight import AffineWeight, unpacked_bits
+from radixkv.model.stored_weights.affine_weight import AffineWeight
 from radixkv.model.stored_weights.block_weight import BlockWeight
 from radixkv.model.stored_weights.codebook_weight import CodebookWeight
 from radixkv.model.stored_weights.fp4_weight import Fp4Weight
@@ -106,7 +106,7 @@ def _sorted(group_of: Tensor, count: int) -> tuple[Tensor, Tensor, int]:
 
 
 def _of_affine(weight: AffineWeight) -> TiledWeight | None:
-    bits, codes = weight.bits, unpacked_bits(weight.codes, weight.bits, weight.in_features)
+    bits, codes = weight.bits, weight.code_rows(range(weight.out_features))
     narrow = bits <= 6
     if narrow and weight.group_size % 2:
         return None

@@ -30,6 +30,7 @@ class AffineWeight(StoredWeight):
         codes: uint8 [out, in * bits / 8].
         scales, biases: floats [out, in / group].
         bits: of a code.
+        signed: codes are stored less half of their range, in two's complement.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -37,7 +38,9 @@ class AffineWeight(StoredWeight):
 
     title = "affine groups"
 
-    def __init__(self, codes: Tensor, scales: Tensor, biases: Tensor, bits: int) -> None:
+    def __init__(
+        self, codes: Tensor, scales: Tensor, biases: Tensor, bits: int, *, signed: bool = False
+    ) -> None:
         if codes.ndim != 2 or codes.dtype != torch.uint8 or not 2 <= bits <= 8:
             raise ValueError(f"{bits} bits in {list(codes.shape)} of {codes.dtype}")
         super().__init__(len(codes), codes.shape[1] * 8 // bits)
@@ -50,6 +53,7 @@ class AffineWeight(StoredWeight):
         check_floats(scales, "scales")
         check_floats(biases, "biases")
         self.codes, self.scales, self.biases, self.bits = codes, scales, biases, bits
+        self.signed = signed
         self.group_size = self.in_features // scales.shape[1]
 
     @property
@@ -58,7 +62,8 @@ class AffineWeight(StoredWeight):
 
     def code_rows(self, own: range) -> Tensor:
         """Codes of some outputs one by one, uint8 [len(own), in]."""
-        return unpacked_bits(self.codes[own.start : own.stop], self.bits, self.in_features)
+        codes = unpacked_bits(self.codes[own.start : own.stop], self.bits, self.in_features)
+        return codes ^ (1 << (self.bits - 1)) if self.signed else codes
 
     def rows(self, own: range) -> Tensor:
         part = slice(own.start, own.stop)
@@ -74,28 +79,31 @@ class AffineWeight(StoredWeight):
             take_rows(self.scales, spans),
             take_rows(self.biases, spans),
             self.bits,
+            signed=self.signed,
         )
 
     def of_inputs(self, own: range) -> Self:
         groups = groups_of(own, self.group_size, self.in_features, "Inputs")
         part = slice(groups.start, groups.stop)
         codes = self.codes[:, own.start * self.bits // 8 : own.stop * self.bits // 8]
-        return type(self)(codes.contiguous(), self.scales[:, part], self.biases[:, part], self.bits)
+        scales, biases = self.scales[:, part], self.biases[:, part]
+        return type(self)(codes.contiguous(), scales, biases, self.bits, signed=self.signed)
 
     @classmethod
     def concat(cls, weights: Sequence[Self]) -> Self:
-        if len({(each.bits, each.group_size) for each in weights}) > 1:
+        if len({(each.bits, each.signed, each.group_size) for each in weights}) > 1:
             raise ScaleGroupCut("weights with different groups of inputs are not one product")
         return cls(
             torch.cat([each.codes for each in weights]),
             torch.cat([each.scales for each in weights]),
             torch.cat([each.biases for each in weights]),
             weights[0].bits,
+            signed=weights[0].signed,
         )
 
     def to(self, device: torch.device) -> Self:
         codes, scales, biases = (each.to(device) for each in self.tensors)
-        return type(self)(codes, scales, biases, self.bits)
+        return type(self)(codes, scales, biases, self.bits, signed=self.signed)
 
 
 def unpacked_bits(codes: Tensor, bits: int, count: int) -> Tensor:

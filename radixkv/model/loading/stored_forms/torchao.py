@@ -94,8 +94,8 @@ def _int4(codes: Tensor, scales: Tensor, zeros: Tensor, size: int) -> AffineWeig
     """
     check_floats(zeros, "zero points")
     scale = scales.t().to(torch.float32)
-    bytes_of_codes = codes.view(torch.uint8) ^ 0x88  # codes from 0 to 15
-    weight = AffineWeight(bytes_of_codes, scale, zeros.t().to(torch.float32) - 8 * scale, 4)
+    biases = zeros.t().to(torch.float32) - 8 * scale
+    weight = AffineWeight(codes.view(torch.uint8), scale, biases, 4, signed=True)
     if weight.group_size != size:
         raise ValueError(f"its groups are of {weight.group_size} inputs, not of {size}")
     return weight
