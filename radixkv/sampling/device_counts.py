@@ -68,6 +68,7 @@ class DeviceCounts:
                 else:
                     counts.taken_back.append(chosen[counts.fed_at])
             if counts.place < 0:
+                self._latest = (), None  # it may be all that keeps rows of ended requests
                 counts.place = self._new_row(counts, like)
             if is_new:
                 change(counts.place, counts.tokens, counts.counts)
@@ -120,7 +121,7 @@ class DeviceCounts:
             more = max(_FIRST_ROWS, have)
             zeros = torch.zeros(more, like.shape[1], dtype=torch.int32, device=like.device)
             self._table = zeros if old is None else torch.cat([old, zeros])
-            self._free = list(range(have + more - 1, have - 1, -1))
+            self._free.extend(range(have + more - 1, have - 1, -1))
             place = self._free.pop()
         else:
             place = self._free.pop()

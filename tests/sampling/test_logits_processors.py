@@ -349,6 +349,20 @@ class TestState:
         assert state.num_generated == 0
 
 
+def test_rows_of_counts_are_used_again() -> None:
+    """A wave of requests takes no more rows than the one before, which is gone."""
+    memory = DeviceCounts()
+    params = SamplingParams(repetition_penalty=1.5)
+    taken = []
+    for _ in range(4):
+        members = [make_processors(params, PROMPT, ENDS) for _ in range(20)]
+        apply_processors(random_logits(20), by_kind(members), memory)
+        taken.append({own.counts.place for each in members for own in each if isinstance(own, Counting)})
+        del members
+    assert all(len(places) == 20 for places in taken)
+    assert max(set.union(*taken)) < 32
+
+
 @settings(max_examples=tried(60), deadline=None)
 @given(st.data())
 def test_counts_on_the_device_change_the_same_logits(data: st.DataObject) -> None:
